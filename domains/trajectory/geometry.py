@@ -142,29 +142,29 @@ class _Raster:
         self.low = bounds[:2]
         extent = np.maximum(bounds[2:] - self.low, 1e-6)
         self.cell = max(_CELL, float(np.sqrt(extent.prod() / _MAX_CELLS)), float(extent.max()) / _MAX_CELLS)
-        self.shape = np.ceil(extent / self.cell).astype(np.int64) + 1
-        self.state = np.zeros(int(self.shape.prod()), np.int8)
+        nx, ny = (np.ceil(extent / self.cell).astype(np.int64) + 1).tolist()
+        self.shape = nx + 2, ny + 2  # with a rim of cells that stand for everything beyond the bounds
+        self.state = np.full(self.shape, self.OUT, np.int8)
+        self.state[1:-1, 1:-1] = self.UNKNOWN
+        self.state = self.state.reshape(-1)
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         """points: float64 [n, 2] -> bool [n]"""
-        out = np.zeros(len(points), bool)
         if self.empty:
-            return out
-        grid = np.floor((points - self.low) / self.cell)
-        rows = np.flatnonzero(((grid >= 0) & (grid < self.shape)).all(1))  # every other point is outside the bounds
-        ij = grid[rows].astype(np.int64)
-        flat = ij[:, 0] * self.shape[1] + ij[:, 1]
-        state = self.state[flat]
+            return np.zeros(len(points), bool)
+        ij = [np.clip((points[:, i] - self.low[i]) / self.cell + 1, 0, self.shape[i] - 1) for i in range(2)]
+        cell = ij[0].astype(np.int64) * self.shape[1] + ij[1].astype(np.int64)
+        state = self.state[cell]
         if (state == self.UNKNOWN).any():
-            self._classify(np.unique(flat[state == self.UNKNOWN]))
-            state = self.state[flat]
-        out[rows] = state == self.IN
-        edge = rows[state == self.EDGE]
+            self._classify(np.unique(cell[state == self.UNKNOWN]))
+            state = self.state[cell]
+        out = state == self.IN
+        edge = np.flatnonzero(state == self.EDGE)
         out[edge] = shapely.intersects_xy(self.geometry, points[edge, 0], points[edge, 1])
         return out
 
     def _classify(self, cells: np.ndarray) -> None:
-        ij = np.stack([cells // self.shape[1], cells % self.shape[1]], 1)
+        ij = np.stack([cells // self.shape[1], cells % self.shape[1]], 1) - 1
         slack = 1e-6 * self.cell  # rounding may put a point in the cell next door
         low = self.low + ij * self.cell - slack
         high = low + self.cell + 2 * slack
