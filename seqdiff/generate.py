@@ -1,0 +1,86 @@
+"""From a checkpoint to sample files: draw k futures of every item of a split, decode, score, write."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from seqdiff import checkpoint
+from seqdiff.score import score_samples
+from seqdiff.task import Sampler, Task
+
+
+def generate(
+    task: Task,
+    data: Any,
+    writer: Any,
+    sampler: Sampler,
+    *,
+    k: int,
+    seed: int,
+    split: str,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """Draw, score and write; the domain's data module and writer do what is the domain's.
+
+    Args:
+        data: gives `eval_batches(split, limit)` (an iterable with a length in items) and `describe(split)`.
+        writer: gives `add(batch, sample, scores)`.
+        k: samples per item.
+        limit: only the first so many items, evenly spread over the split.
+
+    Returns:
+        what happened, for run.json: counts, seconds of sampling alone, seconds in all.
+    """
+    start, drawing, items = time.perf_counter(), 0.0, 0
+    batches = data.eval_batches(split, limit)
+    with tqdm(total=batches.n_items, unit="scene", desc=f"sampling {k} futures in {sampler.steps} steps") as bar:
+        for batch in batches:
+            n = len(batch.scene_id)
+            with torch.inference_mode():
+                begin = time.perf_counter()
+                draw = task.draw(batch, k=k, seed=seed, first_item=items, sampler=sampler)
+                sample = task.adapter.decode(draw.z, batch)
+                drawing += time.perf_counter() - begin
+                if not torch.isfinite(sample).all():
+                    raise FloatingPointError(
+                        f"samples of items {items} to {items + n - 1} are not finite: the model diverged in training, or "
+                        "temperature or guidance is far too high"
+                    )
+                scores = score_samples(*task.adapter.coordinates(sample, batch))
+                scores |= task.adapter.score(sample, batch)
+            writer.add(batch, sample, scores)
+            items += n
+            bar.update(n)
+    return {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
+
+
+def describe_run(
+    task: Task, ckpt: Path, config: dict[str, Any], sampler: Sampler, k: int, seed: int
+) -> dict[str, Any]:
+    """The part of run.json that any domain shares."""
+    return {
+        "checkpoint": {"path": str(ckpt), "sha256": checkpoint.sha256(ckpt)},
+        "commit": checkpoint.commit(),
+        "seed": seed,
+        "n_samples": k,
+        "steps": sampler.steps,
+        "evaluations": sampler.evaluations,
+        "sampler": sampler.step,
+        "temperature": sampler.temperature,
+        "guidance": sampler.guidance,
+        "parameters": sum(p.numel() for p in task.parameters()),
+        "config": config,
+    }
+
+
+def choose_sampler(default: Sampler, **changes: Any) -> Sampler:
+    """The checkpoint's sampler with those settings changed that are not None."""
+    return replace(default, **{name: value for name, value in changes.items() if value is not None})
+
+
