@@ -8,7 +8,16 @@ import math
 import numpy as np
 
 from seqdiff.domains.trajectory.pieces import RINGS
-from seqdiff.domains.trajectory.scene import AGENT_TYPES, MAP_KINDS, MAX_SPEED, SIGNAL_STATES, RoadMap, Scene, SceneError, Track
+from seqdiff.domains.trajectory.scene import (
+    AGENT_TYPES,
+    MAP_KINDS,
+    MAX_SPEED,
+    SIGNAL_STATES,
+    RoadMap,
+    Scene,
+    SceneError,
+    Track,
+)
 
 MAX_STEPS = 2**31 - 2**17  # scene steps are int32 and windows look beyond the last one
 
@@ -63,11 +72,11 @@ def check_track(track: Track, dt: float, where: str) -> None:
         row = int(np.argmax(bad))
         what = "heading" if np.isfinite(xyh[row, :2]).all() else "position"
         raise SceneError(
-            f"{where}, step {track.start + row}: {what} is not finite in a valid row (x, y, heading = {_row(xyh[row])}); "
-            "set valid to False there, or fill in the heading from the motion"
+            f"{where}, step {track.start + row}: {what} is not finite in a valid row (x, y, heading = {_row(xyh[row])})"
+            "; set valid to False there, or fill in the heading from the motion"
         )
     if track.size is not None and not (len(track.size) == 2 and all(math.isfinite(v) and v > 0 for v in track.size)):
-        raise SceneError(f"{where}: size is {track.size!r}; expected (length, width) in metres above 0, or None = unknown")
+        raise SceneError(f"{where}: size is {track.size!r}; expected (length, width) in metres above 0, or None")
     _check_speed(track, dt, where)
 
 
@@ -85,8 +94,8 @@ def _check_speed(track: Track, dt: float, where: str) -> None:
     if speed[at] > MAX_SPEED:
         raise SceneError(
             f"{where}, step {track.start + int(rows[at + 1])}: moves at {speed[at]:.1f} m/s (from {_row(xy[at])} to "
-            f"{_row(xy[at + 1])} in {(rows[at + 1] - rows[at]) * dt:.3g} s), expected at most {MAX_SPEED:g}; check that "
-            "positions are metres (not feet, pixels or degrees), that dt is right, and that one id is one agent"
+            f"{_row(xy[at + 1])} in {(rows[at + 1] - rows[at]) * dt:.3g} s), expected at most {MAX_SPEED:g}; check "
+            "that positions are metres (not feet, pixels or degrees), that dt is right, and that one id is one agent"
         )
 
 

@@ -1,15 +1,15 @@
 """The packed store: memory-mapped flat arrays and a manifest. Opening it reads nothing but the manifest.
 
-Letters: A tracks of a scene, N rows asked for, n steps. Positions are metres relative to the scene's float64 origin, headings
-radians. A store pickles as its path, so data loader workers map the same files again.
+Letters: A tracks of a scene, N tracks asked for, n steps. Positions are metres relative to the scene's float64 origin,
+headings radians. A store pickles as its path, so data loader workers map the same files again.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +64,19 @@ class Store:
         self._views: dict[int, np.ndarray] = {}
         self._pieces: dict[float, Pieces] = {}
 
-    def __reduce__(self) -> tuple[Callable[[Path], Store], tuple[Path]]:
-        return Store, (self.path,)
+    def __reduce__(self) -> tuple[Callable[[Path, str], Store], tuple[Path, str]]:
+        return _reopen, (self.path, self.content_hash)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}: {self.manifest['name']}, {self.n_scenes} scenes, dt {self.dt:g} s)"
 
     # scenes
 
-    @cached_property
+    @functools.cached_property
     def scene_ids(self) -> list[str]:
         return self._texts("scene_id", np.arange(self.n_scenes))
 
-    @cached_property
+    @functools.cached_property
     def _index_of(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.scene_ids)}
 
@@ -278,6 +278,15 @@ class Store:
         return [str(text[lo:hi], "utf-8") for lo, hi in zip(ends[index].tolist(), ends[index + 1].tolist())]
 
 
+@functools.lru_cache(maxsize=8)
+def _reopen(path: Path, content_hash: str) -> Store:
+    """One mapping for each process, however often a store is unpickled (batches carry it for their drivable areas)."""
+    store = Store(path)
+    if store.content_hash != content_hash:
+        raise StoreError(f"{path} was replaced by another store while in use; start again")
+    return store
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
@@ -286,10 +295,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise StoreError(f"{file} is not readable as JSON ({error}); write the store again with `seqdiff prepare`") from error
+        raise StoreError(f"{file} is not JSON ({error}); write the store again with `seqdiff prepare`") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise StoreError(f"{file} says format {got!r}, expected {FORMAT!r}; give the folder that `seqdiff prepare` wrote")
+        raise StoreError(f"{file} says format {got!r}, expected {FORMAT!r}; give a folder that `seqdiff prepare` wrote")
     if manifest.get("version") != VERSION:
         raise StoreError(
             f"{path} is a store of version {manifest.get('version')!r}, this seqdiff reads version {VERSION}; "

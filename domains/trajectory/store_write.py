@@ -1,4 +1,4 @@
-"""Writes a packed store: scenes stream to flat .npy files, the manifest comes last, the folder appears whole or not at all."""
+"""Writes a packed store: scenes stream to flat .npy files, the manifest comes last, all of it appears or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ import numpy as np
 import shapely
 
 from seqdiff.domains.trajectory.pieces import POINTS, SEGMENT_M, chop_map
-from seqdiff.domains.trajectory.scene import AGENT_TYPES, MAP_KINDS, SIGNAL_STATES, Drop, RoadMap, Scene, SceneError, Track
+from seqdiff.domains.trajectory.scene import (
+    AGENT_TYPES,
+    MAP_KINDS,
+    SIGNAL_STATES,
+    Drop,
+    RoadMap,
+    Scene,
+    SceneError,
+    Track,
+)
 from seqdiff.domains.trajectory.scene_check import check_scene
 
 FORMAT = "seqdiff-trajectory-store"
@@ -89,7 +98,7 @@ class _Column:
         self.file.close()
         row_bytes = self.dtype.itemsize * int(np.prod(self.tail, dtype=np.int64))
         if length != head + self.rows * row_bytes:
-            raise OSError(f"{self.path}: wrote {length} bytes, expected {head + self.rows * row_bytes}; is the disk full?")
+            raise OSError(f"{self.path}: {length} bytes, expected {head + self.rows * row_bytes}; is the disk full?")
         shape = [self.rows, *self.tail]
         return {"dtype": self.dtype.str, "shape": shape, "bytes": length, "sha256": self.digest.hexdigest()}
 
@@ -106,8 +115,8 @@ def _runs(valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class StoreWriter:
     """Packs scenes into the folder `out`. Use it as a context manager: an error inside leaves nothing behind.
 
-    name, source: go to the manifest. overwrite: replace a store that is already at `out` (anything else there is refused).
-    segment_m: length of the map pieces that are chopped in advance, metres.
+    name, source: go to the manifest. overwrite: replace a store that is already at `out` (anything else there is
+    refused). segment_m: length of the map pieces that are chopped in advance, metres.
     """
 
     def __init__(
@@ -140,14 +149,16 @@ class StoreWriter:
         if not self.out.exists():
             return
         if not self.overwrite:
-            raise FileExistsError(f"{self.out} exists already; write another `out`, or overwrite=True to replace the store")
+            raise FileExistsError(f"{self.out} exists already; write another `out`, or overwrite=True to replace it")
         if not (self.out / "manifest.json").is_file():
-            raise FileExistsError(f"{self.out} is not a store (no manifest.json), so it is not overwritten; write another `out`")
+            raise FileExistsError(f"{self.out} has no manifest.json, so it is no store to replace; write another `out`")
 
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is not None:
             self.abort()
         elif self._open:
@@ -164,7 +175,7 @@ class StoreWriter:
     def add(self, scene: Scene) -> bool:
         """Checks and packs one scene. False: it holds no track of two valid rows and was counted as dropped.
 
-        Raises SceneError naming scene, track and step; the writer stays usable, and the caller may drop the scene instead.
+        Raises SceneError naming scene, track and step; the writer stays usable, so a caller may drop the scene instead.
         """
         check_scene(scene)
         if self.dt is not None and abs(scene.dt - self.dt) > 1e-6 * self.dt:
@@ -244,14 +255,13 @@ class StoreWriter:
         self._put_ends("scene_signal_ends", [len(rows)])
 
     def _tally(self, scene: Scene, tracks: list[Track]) -> None:
-        zero = {"scenes": 0, "tracks": {}, "agent_seconds": {}, "scored_tracks": 0, "steps": 0, "maps": 0}
+        zero = {"scenes": 0, "steps": 0, "tracks": {}, "agent_steps": {}, "scored_tracks": 0, "maps": 0}
         count = self._counts.setdefault(scene.split, zero)
         count["scenes"] += 1
         count["steps"] += max(t.start + len(t.valid) for t in tracks)
         for track in tracks:
             count["tracks"][track.type] = count["tracks"].get(track.type, 0) + 1
-            seconds = int(track.valid.sum()) * scene.dt
-            count["agent_seconds"][track.type] = count["agent_seconds"].get(track.type, 0.0) + seconds
+            count["agent_steps"][track.type] = count["agent_steps"].get(track.type, 0) + int(track.valid.sum())
             count["scored_tracks"] += int(track.scored)
         if scene.map is not None:
             self._split_maps.setdefault(scene.split, set()).add(self._maps[scene.map.id][0])
@@ -283,7 +293,8 @@ class StoreWriter:
             self._put("point", corners - origin)
         for element in road.elements:
             if element.kind.startswith("drivable") and not shapely.Polygon(element.points).is_valid:
-                _count(self._repaired, "drivable ring that crosses itself, read by the even-odd rule", f"{road.id}: {element.id}")
+                reason = "drivable ring that crosses itself, read by the even-odd rule"
+                _count(self._repaired, reason, f"{road.id}: {element.id}")
         moved = [type(e)(e.id, e.kind, e.points - origin) for e in road.elements]
         pieces = chop_map(moved, self.segment_m)
         for column, rows in zip(("piece", "piece_mid", "piece_kind", "piece_element"), pieces):
@@ -311,8 +322,10 @@ class StoreWriter:
         return self.out
 
     def _manifest(self, arrays: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        for split, maps in self._split_maps.items():
-            self._counts[split]["maps"] = len(maps)
+        for split, count in self._counts.items():
+            steps = count.pop("agent_steps")
+            count["agent_seconds"] = {k: round(n * float(self.dt or 0), 6) for k, n in steps.items()}
+            count["maps"] = len(self._split_maps.get(split, ()))
         digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.dt!r} {self._splits!r}\n".encode())
         for key in sorted(arrays):
             digest.update(f"{key} {arrays[key]['dtype']} {arrays[key]['shape']} {arrays[key]['sha256']}\n".encode())

@@ -1,10 +1,11 @@
-"""Which windows a split has, and who is on the road when: compact integer arrays, built in one pass over the validity runs.
+"""Which windows a split has, and who is on the road when: compact arrays, built in one pass over the validity runs.
 
 Letters: W windows, S scenes of the split ("slots"), P pairs (window, track).
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,11 +26,11 @@ class WindowSpec:
     stride_s: seconds between two t0 of one scene.
     radius_m: agents further than this from the focal one at t0 are left alone; None = no limit.
     max_agents: at most this many, the nearest; the others are counted in `left_out`.
-    focal: "one" = one road user chosen by a hash of (scene, t0) among those scored, one that moved during the history if
-        there is any; "marked" = the data set's own focal track; "all" = nobody, the whole scene round its centre.
+    focal: "one" = one road user chosen by a hash of (scene, t0) among those scored, one that moved during the history
+        if there is any; "marked" = the data set's own focal track; "all" = nobody, the whole scene round its centre.
     min_agents: a window needs at least this many scored agents.
     history_rule: who can be scored: "any" = present at t0, "full" = present in every frame of the history.
-    scored: "full_horizon" = everybody recorded over the whole horizon; "marked" = of these the data set's scored tracks.
+    scored: "full_horizon" = everybody recorded over the whole horizon; "marked" = of these the data set's scored ones.
     max_segments, segment_m: map tokens: at most this many, the nearest, of at most this length.
     """
 
@@ -62,7 +63,7 @@ class WindowSpec:
                 "write radius_m: null, or focal: one"
             )
         if not self.segment_m > 0 or (self.radius_m is not None and not self.radius_m > 0):
-            raise ValueError(f"windows.segment_m is {self.segment_m} and radius_m {self.radius_m}; write metres above 0")
+            raise ValueError(f"windows.segment_m {self.segment_m} and radius_m {self.radius_m} must be metres above 0")
 
     def frames(self, dt: float) -> tuple[int, int]:
         """History frames h (t0's own among them) and future frames t at `dt` seconds a step."""
@@ -121,14 +122,14 @@ def build_index(store: Store, spec: WindowSpec, split: str, stride: int) -> Wind
     few, short = 0, int((steps < h + t).sum())
     slots, starts, alive, alive_count = [], [], [], []
     for part in tqdm(_chunks(store, scenes), desc=f"windows of {split}", unit="chunk", delay=2, leave=False):
-        who, counts = _alive(store, scenes[part], n_buckets[part])
+        who, sizes = _alive(store, scenes[part], n_buckets[part])
         alive.append(who)
-        alive_count.append(counts)
+        alive_count.append(sizes)
         n = np.maximum((steps[part] - t - h) // stride + 1, 0)
         at, owner = ranges(np.zeros(len(n), np.int64), n)
         t0 = h - 1 + at * stride
-        enough = _count_scored(store, spec, scenes[part], steps[part])[(np.cumsum(steps[part]) - steps[part])[owner] + t0]
-        enough = enough >= spec.min_agents
+        counts = _count_scored(store, spec, scenes[part], steps[part])
+        enough = counts[(np.cumsum(steps[part]) - steps[part])[owner] + t0] >= spec.min_agents
         few += int((~enough).sum())
         slots.append((owner[enough] + part.start).astype(np.int32))
         starts.append(t0[enough].astype(np.int32))
@@ -150,7 +151,7 @@ def _chunks(store: Store, scenes: np.ndarray) -> list[slice]:
     rows = np.cumsum(ends[tracks[scenes + 1]] - ends[tracks[scenes]])
     cuts = np.flatnonzero(np.diff(rows // _CHUNK_ROWS)) + 1
     edges = [0, *cuts.tolist(), len(scenes)]
-    return [slice(lo, hi) for lo, hi in zip(edges[:-1], edges[1:]) if hi > lo]
+    return [slice(lo, hi) for lo, hi in itertools.pairwise(edges) if hi > lo]
 
 
 def _tracks(store: Store, scenes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """Cuts windows out of a packed store and builds whole SceneBatches at once, without a Python object for any window.
 
-Letters: B windows of a batch, a agents, h and t frames of history and future, s map tokens of l points, P pairs (window, track).
+Letters: B windows of a batch, a agents, h and t frames of history and future, P pairs (window, track).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Vary:
     """What training may vary from epoch to epoch; evaluation varies nothing.
 
     stride_s: seconds between two t0 instead of the spec's. random_focal: draw the focal agent anew each epoch.
-    scale: (low, high): positions about the window's origin are multiplied by a factor that is log-uniform between the two,
-    with the map; agent sizes stay. seed: of all draws, together with the epoch and the window.
+    scale: (low, high): positions about the window's origin are multiplied by a factor that is log-uniform between the
+    two, with the map; agent sizes stay. seed: of all draws, together with the epoch and the window.
     """
 
     stride_s: float | None = None
@@ -92,7 +92,7 @@ class _Pairs:
 
 
 def _mix(*words: np.ndarray | int) -> np.ndarray:
-    """A 64-bit hash of integers, element by element (splitmix64's finaliser after each word): the same on every machine."""
+    """A 64-bit hash of integers, element by element (splitmix64's finaliser after each word), alike on any machine."""
     state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):
         for word in words:
@@ -153,13 +153,13 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         if split != self.split:
             raise KeyError(f"scene {scene_id!r} is in split {split!r}, these are the windows of {self.split!r}")
         have = ", ".join(map(str, self.index.t0[lo:hi][:5])) or "none"
-        raise KeyError(f"scene {scene_id!r} has no window at t0 {t0}; it has {hi - lo}, at t0 {have}{', ...' if hi - lo > 5 else ''}")
+        raise KeyError(f"scene {scene_id!r} has no window at t0 {t0}; its {hi - lo} windows begin with t0 {have}")
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> SceneBatch:
         """The windows at `indices` [B], agents padded to the fullest of them, map tokens likewise."""
         at = np.asarray(indices, np.int64).reshape(-1)
         if len(at) == 0 or at.min() < 0 or at.max() >= len(self):
-            raise IndexError(f"window indices {at[:5].tolist()} ...; expected at least one, each in 0 ... {len(self) - 1}")
+            raise IndexError(f"window indices {at[:5].tolist()} ...; expected one or more in 0 ... {len(self) - 1}")
         slot, t0 = self.index.slot[at].astype(np.int64), self.index.t0[at].astype(np.int64)
         pairs = self._pairs(slot, t0)
         scene = self.index.scenes[slot]
