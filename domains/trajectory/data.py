@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ def identity(batch: Anything) -> Anything:
     return batch
 
 
-class WindowSampler(DistributedSampler[SceneBatch]):
+class WindowSampler(DistributedSampler[Any]):
     """Shuffles by (seed, epoch), shares the windows among processes and can start in the middle of an epoch.
 
     A DistributedSampler by type, so that Lightning leaves it in place. The first windows are repeated to give each
@@ -90,6 +91,18 @@ class WindowLoader(DataLoader[SceneBatch]):
         self._resume = dict(state)
 
 
+class EvalBatches:
+    """Batches of chosen windows, in order."""
+
+    def __init__(self, data: WindowDataset, index: np.ndarray, batch_size: int) -> None:
+        self.data, self.index, self.batch_size = data, index, batch_size
+        self.n_items = len(index)
+
+    def __iter__(self) -> Iterator[SceneBatch]:
+        for start in range(0, self.n_items, self.batch_size):
+            yield self.data.batch(self.index[start : start + self.batch_size])
+
+
 class TrajectoryData(LightningDataModule):
     """Windows of a packed store for training, validation and test.
 
@@ -123,7 +136,7 @@ class TrajectoryData(LightningDataModule):
             raise ValueError(f"batch_size {batch_size} and eval_batch_size {eval_batch_size} must be at least 1")
         self.where, self.windows, self.num_workers, self.seed = store, windows, num_workers, seed
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.splits: dict[str, str | None] = {stage: stage for stage in STAGES} | (splits or {})
+        self.splits: dict[str, str | None] = {"train": "train", "val": "val", "test": "test", **(splits or {})}
         scale = None if scale_augment is None else (float(scale_augment[0]), float(scale_augment[1]))
         self.vary = Vary(train_stride_s, random_focal, scale, seed)
         self._datasets: dict[tuple[str, bool], WindowDataset] = {}
@@ -189,6 +202,40 @@ class TrajectoryData(LightningDataModule):
             num_workers=self.num_workers,
             collate_fn=identity,
         )
+
+    # ---- what the core asks of a data module ----------------------------------------------------------------------
+
+    domain = "trajectory"
+
+    def train_batches(self) -> Iterator[SceneBatch]:
+        """Training windows without variation, in a fixed random order: what codecs and normalisers are fitted on."""
+        data = self.dataset("train")
+        order = np.random.default_rng(self.seed).permutation(len(data))
+        for start in range(0, len(order), self.eval_batch_size):
+            yield data.batch(order[start : start + self.eval_batch_size])
+
+    def eval_batches(self, split: str, limit: int | None = None) -> EvalBatches:
+        """All windows of a split in order, or `limit` of them evenly spread."""
+        data = self.dataset(split)
+        n = len(data) if limit is None else min(limit, len(data))
+        if n < 1:
+            raise ValueError(f"limit is {limit}; expected at least 1 window")
+        index = np.unique(np.linspace(0, len(data) - 1, n).round().astype(np.int64))
+        return EvalBatches(data, index, self.eval_batch_size)
+
+    def describe(self, split: str) -> dict[str, Any]:
+        """This data's part of run.json."""
+        return {
+            "domain": self.domain,
+            "store": {
+                "path": str(self.store.path.resolve()),
+                "content_hash": self.store.content_hash,
+                "name": self.store.manifest["name"],
+            },
+            "split": self.splits.get(split, split),
+            "windows": asdict(self.windows),
+            "dt": self.store.dt,
+        }
 
     def val_dataloader(self) -> Any:
         return self._eval_loader("val")

@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqdiff.domains.trajectory.store import Store
+from seqdiff.domains.trajectory.ragged import move_and_mask, nearest_first, places
+from seqdiff.domains.trajectory.scene import MAP_KINDS, SIGNAL_STATES
+from seqdiff.domains.trajectory.store import STEP_BITS, Store
 
 CELL = 10.0  # metres; nearest pieces are looked up among those that can be nearest from anywhere in a cell
+LANE, UNKNOWN = MAP_KINDS.index("lane_center"), SIGNAL_STATES.index("unknown")
+_SCENES = 2**11  # scenes in one table of signals
 _CACHED = 16_000_000  # numbers kept over all cells: 64 MB
 
 
@@ -30,24 +34,26 @@ class MapTokens:
     def __setstate__(self, state: tuple[Store, float, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def batch(self, scene: np.ndarray, t0: np.ndarray, origin: np.ndarray, scale: np.ndarray) -> dict[str, Tensor]:
+    def batch(
+        self, scene: np.ndarray, t0: np.ndarray, origin: np.ndarray, scale: np.ndarray | None
+    ) -> dict[str, Tensor]:
         """seg float32 [B, s, l, 2] relative to `origin` [B, 2] times `scale` [B], nearest first; seg_mask, seg_kind and
         seg_signal [B, s]; map_known [B]. s is the most that any of these windows has, at least 1."""
         n = len(scene)
         maps = self.store.arrays["scene_map"][scene].astype(np.int64)
         known = maps >= 0
         window, piece, centre = self._nearest(maps, origin)
-        count = np.bincount(window, minlength=n)
+        place, count = places(window, n)
         s = max(1, int(count.max(initial=0)))
-        at = window * s + np.arange(len(window)) - (np.cumsum(count) - count)[window]
-        seg = np.zeros((n * s, *self.pieces.points.shape[1:]), np.float32)
-        mask, kind, signal = np.zeros(n * s, bool), np.zeros(n * s, np.int64), np.zeros(n * s, np.int64)
+        at = window * s + place
+        mask, index, signal = np.zeros(n * s, bool), np.zeros(n * s, np.int64), np.zeros(n * s, np.int64)
+        mask[at], index[at], signal[at] = True, piece, self._signals(scene, t0, window, piece)
         if len(piece):
-            points = self.pieces.points[piece]
-            points -= centre[window][:, None]
-            points *= scale[window][:, None, None]
-            seg[at], mask[at], kind[at] = points, True, self.pieces.kind[piece]
-            signal[at] = self._signals(scene, t0, window, piece)
+            seg, kind = self.pieces.points[index], np.where(mask, self.pieces.kind[index], 0).astype(np.int64)
+            full = np.broadcast_to(mask[:, None], seg.shape[:2])
+            move_and_mask(seg, np.repeat(centre, s, axis=0), None if scale is None else np.repeat(scale, s), full)
+        else:
+            seg, kind = np.zeros((n * s, *self.pieces.points.shape[1:]), np.float32), np.zeros(n * s, np.int64)
         return {
             "seg": torch.from_numpy(seg.reshape(n, s, *seg.shape[1:])),
             "seg_mask": torch.from_numpy(mask.reshape(n, s)),
@@ -68,10 +74,9 @@ class MapTokens:
         window = np.repeat(known, [len(f) for f in found])
         piece = np.concatenate(found).astype(np.int64)
         apart = self.pieces.mid[piece] - centre[window]
-        order = np.lexsort(((apart * apart).sum(axis=1), window))
+        order = nearest_first(window, apart[:, 0] ** 2 + apart[:, 1] ** 2)
         window, piece = window[order], piece[order]
-        count = np.bincount(window, minlength=len(maps))
-        near = np.arange(len(window)) - (np.cumsum(count) - count)[window] < self.limit
+        near = places(window, len(maps))[0] < self.limit
         return window[near], piece[near], centre
 
     def _cell(self, m: int, x: int, y: int) -> np.ndarray:
@@ -96,12 +101,17 @@ class MapTokens:
         """State at t0 of the signal that controls each token's lane, 0 ("none") where there is no signal."""
         out = np.zeros(len(piece), np.int64)
         ends = self.store.arrays["scene_signal_ends"]
-        lit = np.flatnonzero(ends[scene + 1] > ends[scene])
-        if not len(lit):
-            return out
-        begin = np.searchsorted(window, [lit, lit + 1])
-        for w, lo, hi in zip(lit.tolist(), *begin.tolist()):
-            element, state = self.store.signal_states(int(scene[w]), int(t0[w]))
-            at = np.minimum(np.searchsorted(element, of := self.pieces.element[piece[lo:hi]]), len(element) - 1)
-            out[lo:hi] = np.where(element[at] == of, state[at], 0)
+        lit = np.unique(scene[ends[scene + 1] > ends[scene]])
+        token = np.flatnonzero(np.isin(scene, lit)[window] & (self.pieces.kind[piece] == LANE)) if len(lit) else lit
+        for some in np.split(lit, range(_SCENES, len(lit), _SCENES)) if len(token) else []:
+            tables = [self.store.signal_table(int(i)) for i in some]
+            key = np.concatenate([table[0] | k << 52 for k, table in enumerate(tables)])
+            state = np.concatenate([table[1] for table in tables])
+            mine = token[np.isin(scene[window[token]], some)]
+            lane = np.searchsorted(some, scene[window[mine]]) << 21 | self.pieces.element[piece[mine]].astype(np.int64)
+            at = np.searchsorted(key, lane << STEP_BITS | t0[window[mine]], side="right")
+            before, after = np.maximum(at - 1, 0), np.minimum(at, len(key) - 1)
+            told = (at > 0) & (key[before] >> STEP_BITS == lane)
+            later = key[after] >> STEP_BITS == lane  # a signal whose first state comes after t0
+            out[mine] = np.where(told, state[before], np.where(later, UNKNOWN, 0))
         return out

@@ -20,6 +20,7 @@ from seqdiff.domains.trajectory.scene import (
 )
 
 MAX_STEPS = 2**31 - 2**17  # scene steps are int32 and windows look beyond the last one
+MAX_ELEMENTS = 2**21  # a signal's key has 21 bits for its element
 
 
 def check_scene(scene: Scene) -> None:
@@ -101,6 +102,10 @@ def _check_speed(track: Track, dt: float, where: str) -> None:
 
 def check_map(road: RoadMap, where: str) -> None:
     """Kinds, shapes and ids of a map's elements."""
+    if len(road.elements) >= MAX_ELEMENTS:
+        raise SceneError(
+            f"{where}, map {road.id!r}: {len(road.elements)} elements, at most {MAX_ELEMENTS}; cut the map"
+        )
     seen: set[tuple[str, str]] = set()
     for element in road.elements:
         here = f"{where}, map {road.id!r}, element {element.id!r}"

@@ -20,9 +20,11 @@ from seqdiff.domains.trajectory.pieces import Pieces, chop_map
 from seqdiff.domains.trajectory.scene import MAP_KINDS, SIGNAL_STATES, MapElement, RoadMap
 from seqdiff.domains.trajectory.store_write import COLUMNS, FORMAT, VERSION, StoreWriter
 
-__all__ = ["Store", "StoreError", "StoreWriter", "TrackTable", "ranges"]
+__all__ = ["Store", "StoreError", "StoreWriter", "TrackTable"]
 
+STEP_BITS = 31  # of a signal's key; 21 bits are left for the element and 11 for the scene within a batch
 _CACHED_AREAS = 64  # drivable areas kept as shapely geometries
+_CACHED_SIGNALS = 1024  # scenes whose signal tables are kept
 _PIECES_IN_MEMORY = 20_000_000  # about 2 GB
 
 
@@ -43,13 +45,6 @@ class TrackTable:
     focal: np.ndarray  # bool A
 
 
-def ranges(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers first[i], first[i]+1, ... (count[i] of them) one range after the other, and the i of each."""
-    count = np.asarray(count, np.int64)
-    owner = np.repeat(np.arange(len(count)), count)
-    return np.arange(len(owner)) + np.repeat(first - (np.cumsum(count) - count), count), owner
-
-
 class Store:
     """Reads a packed store at `path`. Raises StoreError for anything else, naming what was found and what to do."""
 
@@ -62,6 +57,7 @@ class Store:
         self.n_scenes = len(self.arrays["scene_steps"])
         self._areas: dict[int, Any] = {}
         self._views: dict[int, np.ndarray] = {}
+        self._signals: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._pieces: dict[float, Pieces] = {}
 
     def __reduce__(self) -> tuple[Callable[[Path, str], Store], tuple[Path, str]]:
@@ -147,9 +143,10 @@ class Store:
         state, flag, ends = self.arrays["state"], self.arrays["valid"], self.arrays["track_row_ends"]
         begin = ends[track]
         offset = (first - self.arrays["track_start"][track]).astype(np.int64)
-        left = ends[track + 1] - begin - offset  # rows from `first` to the end of the track
-        steps = np.arange(n)
-        inside = (steps >= -offset[:, None]) & (steps < left[:, None])
+        left = (ends[track + 1] - begin - offset).astype(np.int32)  # rows from `first` to the end of the track
+        steps = np.arange(n, dtype=np.int32)
+        inside = steps < left[:, None]
+        inside &= steps >= -offset.astype(np.int32)[:, None]
         base, last = begin + offset, len(flag) - n
         safe = np.clip(base, 0, max(last, 0))
         if last >= 0:  # rows of a track lie side by side: one copy per track
@@ -234,20 +231,30 @@ class Store:
     def signals(self, i: int, step: int) -> dict[str, str]:
         """State at `step` of every lane that has a signal in scene i; "unknown" before its first recorded state."""
         m = self.map_index(i)
-        element, state = self.signal_states(i, step)
-        if not len(element):
+        if m < 0:
             return {}
+        element, state = self.signal_states(i, step)
         names = self._texts("element_id", self.arrays["map_element_ends"][m] + element)
         return {name: SIGNAL_STATES[k] for name, k in zip(names, state)}
 
     def signal_states(self, i: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         """As signals(), by numbers: elements within the map (ascending) and their states, int64 [E] each."""
-        lo, hi = self.arrays["scene_signal_ends"][i : i + 2]
-        owner, when = self.arrays["signal_element"][lo:hi], self.arrays["signal_step"][lo:hi]
-        element, begin = np.unique(owner, return_index=True)
-        passed = np.add.reduceat((when <= step).astype(np.int64), begin) if len(owner) else begin
-        state = self.arrays["signal_state"][lo:hi][np.maximum(begin + passed - 1, 0)].astype(np.int64)
-        return element.astype(np.int64), np.where(passed > 0, state, SIGNAL_STATES.index("unknown"))
+        key, states = self.signal_table(i)
+        element = np.unique(key >> STEP_BITS)
+        at = np.searchsorted(key, element << STEP_BITS | max(step, 0), side="right") - 1
+        told = (at >= 0) & (key[at] >> STEP_BITS == element)
+        return element, np.where(told, states[at], SIGNAL_STATES.index("unknown"))
+
+    def signal_table(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Changes of scene i: ascending keys (element of the map << STEP_BITS | step) and the state from there on."""
+        table = self._signals.get(i)
+        if table is None:
+            lo, hi = self.arrays["scene_signal_ends"][i : i + 2]
+            key = self.arrays["signal_element"][lo:hi].astype(np.int64) << STEP_BITS | self.arrays["signal_step"][lo:hi]
+            if len(self._signals) >= _CACHED_SIGNALS:
+                self._signals.pop(next(iter(self._signals)))
+            table = self._signals[i] = (key, self.arrays["signal_state"][lo:hi].astype(np.int64))
+        return table
 
     def pieces(self, segment_m: float) -> Pieces:
         """Map tokens of at most `segment_m` metres; ready in the store for its own length, else chopped now, once."""
@@ -274,7 +281,7 @@ class Store:
 
     def _texts(self, name: str, index: np.ndarray) -> list[str]:
         ends = self.arrays[f"{name}_ends"]
-        text = memoryview(self.arrays[f"{name}_text"])
+        text = self.arrays[f"{name}_text"].data
         return [str(text[lo:hi], "utf-8") for lo, hi in zip(ends[index].tolist(), ends[index + 1].tolist())]
 
 

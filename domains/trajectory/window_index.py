@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from tqdm import tqdm
 
-from seqdiff.domains.trajectory.store import Store, ranges
+from seqdiff.domains.trajectory.ragged import ranges
+from seqdiff.domains.trajectory.store import Store
 
 BUCKET = 16  # steps; tracks are listed once for each bucket of time in which they have rows
 _CHUNK_ROWS = 2_000_000

@@ -15,8 +15,9 @@ import torch
 
 from seqdiff.domains.trajectory.batch import SceneBatch
 from seqdiff.domains.trajectory.map_tokens import MapTokens
+from seqdiff.domains.trajectory.ragged import move_and_mask, nearest_first, places, ranges
 from seqdiff.domains.trajectory.scene import AGENT_TYPES
-from seqdiff.domains.trajectory.store import Store, ranges
+from seqdiff.domains.trajectory.store import Store
 from seqdiff.domains.trajectory.window_index import BUCKET, WindowSpec, build_index, scored_rows, whole_steps
 
 __all__ = ["DEFAULT_SIZE", "Vary", "WindowDataset", "WindowSpec"]
@@ -57,7 +58,7 @@ class Vary:
 class DrivableAreas(Sequence[Any]):
     """Drivable areas of a batch relative to each origin, made when looked at: moving one costs more than its window."""
 
-    def __init__(self, store: Store, scene: np.ndarray, origin: np.ndarray, scale: np.ndarray) -> None:
+    def __init__(self, store: Store, scene: np.ndarray, origin: np.ndarray, scale: np.ndarray | None) -> None:
         self._store, self._scene, self._origin, self._scale = store, scene, origin, scale
         self._made: dict[int, Any] = {}
 
@@ -69,8 +70,8 @@ class DrivableAreas(Sequence[Any]):
             return [self[k] for k in range(*i.indices(len(self)))]
         i = range(len(self))[i]
         if i not in self._made:
-            at = self._origin[i], float(self._scale[i])
-            self._made[i] = self._store.drivable_around(int(self._scene[i]), *at)
+            scale = 1.0 if self._scale is None else float(self._scale[i])
+            self._made[i] = self._store.drivable_around(int(self._scene[i]), self._origin[i], scale)
         return self._made[i]
 
     def __iter__(self) -> Iterator[Any]:
@@ -167,7 +168,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         scale = self._scales(slot, t0)
         return SceneBatch(
             **self._agents(pairs, t0, scale),
-            **self._tokens.batch(scene, t0, origin, scale),
+            **cast("dict[str, Any]", self._tokens.batch(scene, t0, origin, scale)),
             origin=torch.from_numpy(origin),
             scene_id=[self.store.scene_ids[i] for i in scene],
             t0=t0.tolist(),
@@ -177,9 +178,9 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
             dt=self.store.dt,
         )
 
-    def _scales(self, slot: np.ndarray, t0: np.ndarray) -> np.ndarray:
+    def _scales(self, slot: np.ndarray, t0: np.ndarray) -> np.ndarray | None:
         if self.vary.scale is None:
-            return np.ones(len(slot), np.float32)
+            return None
         draw = _mix(self.vary.seed, self.epoch, 1, self._crc[slot], t0) / 2.0**64
         low, high = np.log(self.vary.scale)
         return np.exp(low + (high - low) * draw).astype(np.float32)
@@ -203,7 +204,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         spec, n = self.spec, len(slot)
         window, track, row = self._present(slot, t0)
         scored = scored_rows(self.store, spec, track, row)
-        xy = self.store.arrays["state"][row, :2]
+        xy = np.take(self.store.arrays["state"], row, axis=0)[:, :2]
         if spec.focal == "all":
             focal = np.full(n, -1)
             share = np.maximum(np.bincount(window, minlength=n), 1)
@@ -211,15 +212,13 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         else:
             chosen = self._focal(window, track, row, scored, _mix(*self._salt(), self._crc[slot], t0))
             focal, centre = np.zeros(n, np.int64), xy[chosen]
-        apart = np.hypot(*(xy - centre[window]).T)
-        if spec.focal != "all":
-            apart[chosen] = -1.0
-        order = np.lexsort((apart, window))
+        step = xy - centre[window]
+        apart = np.hypot(step[:, 0], step[:, 1])
+        order = nearest_first(window, apart, None if spec.focal == "all" else chosen)
         if spec.radius_m is not None:
             order = order[apart[order] <= spec.radius_m]
         window = window[order]
-        count = np.bincount(window, minlength=n)
-        place = np.arange(len(window)) - (np.cumsum(count) - count)[window]
+        place, count = places(window, n)
         kept = place < spec.max_agents
         order = order[kept]
         left_out = np.maximum(count - spec.max_agents, 0)
@@ -235,12 +234,15 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         a = self.store.arrays
         if self.spec.focal == "marked":
             return np.flatnonzero(a["track_focal"][track])
+        pool = np.flatnonzero(scored)
+        row, window = row[pool], window[pool]
         back = np.minimum(a["run_back"][row], self.h).astype(np.int64) - 1
-        went = np.hypot(*(a["state"][row, :2] - a["state"][row - back, :2]).T)
-        moving = scored & (went > MOVING * self.store.dt * back)
-        some = np.bincount(window, moving, len(draw)) > 0
-        pool = np.flatnonzero(np.where(some[window], moving, scored))
-        count = np.bincount(window[pool], minlength=len(draw))
+        step = np.take(a["state"], row, axis=0) - np.take(a["state"], row - back, axis=0)
+        moving = np.hypot(step[:, 0], step[:, 1]) > MOVING * self.store.dt * back
+        some = np.bincount(window[moving], minlength=len(draw)) > 0
+        wanted = moving | ~some[window]
+        pool, window = pool[wanted], window[wanted]
+        count = np.bincount(window, minlength=len(draw))
         return pool[np.cumsum(count) - count + (draw % count.astype(np.uint64)).astype(np.int64)]
 
     def _require_min_agents(self) -> None:
@@ -253,7 +255,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
             enough[part] = count >= self.spec.min_agents
         self.index.keep(enough, f"windows with fewer than {self.spec.min_agents} scored agents near the focal one")
 
-    def _agents(self, pairs: _Pairs, t0: np.ndarray, scale: np.ndarray) -> dict[str, Any]:
+    def _agents(self, pairs: _Pairs, t0: np.ndarray, scale: np.ndarray | None) -> dict[str, Any]:
         n, a = len(t0), int(pairs.place.max(initial=0)) + 1
         at = pairs.window * a + pairs.place
         mask = np.zeros(n * a, bool)
@@ -267,12 +269,10 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         for name, first, frames in (("hist", now - self.h + 1, self.h), ("fut", now + 1, self.t)):
             xyh, valid = self.store.gather(track, first, frames)
             valid &= mask[:, None]
-            xyh, valid = xyh.reshape(n, a, frames, 3), valid.reshape(n, a, frames)
-            xyh[..., :2] -= pairs.centre[:, None, None]
-            if self.vary.scale is not None:
-                xyh[..., :2] *= scale[:, None, None, None]
-            xyh *= valid[..., None]
-            out[name], out[f"{name}_valid"] = torch.from_numpy(xyh), torch.from_numpy(valid)
+            factor = None if scale is None else np.repeat(scale, a)
+            move_and_mask(xyh, np.repeat(pairs.centre, a, axis=0), factor, valid)
+            out[name] = torch.from_numpy(xyh.reshape(n, a, frames, 3))
+            out[f"{name}_valid"] = torch.from_numpy(valid.reshape(n, a, frames))
         kind = np.where(mask, self.store.arrays["track_type"][track], 0).astype(np.int64)
         size = self.store.arrays["track_size"][track]
         known = mask & np.isfinite(size).all(axis=1)
