@@ -116,11 +116,11 @@ def read_scenario(file: Path, altered: bool = False) -> list[Scene | Drop]:
 
 
 def dynamic_track(obstacle: Any, scene_id: str) -> Track | Drop:
-    """Initial state and trajectory of a moving obstacle; a Drop where there is none or it isn't exact."""
+    """Initial state and trajectory (if any) of a moving obstacle; a Drop where they aren't recorded or not exact."""
     trajectory = getattr(obstacle.prediction, "trajectory", None)
-    if trajectory is None:
-        return Drop(scene_id, "obstacle without a recorded trajectory", _id(obstacle))
-    states = [obstacle.initial_state, *trajectory.state_list]
+    if obstacle.prediction is not None and trajectory is None:
+        return Drop(scene_id, "obstacle with predicted occupancies, not a recorded trajectory", _id(obstacle))
+    states = [obstacle.initial_state, *(trajectory.state_list if trajectory else [])]
     try:
         steps = np.array([int(s.time_step) for s in states])
         xyh = _rows(states, obstacle.obstacle_shape)
