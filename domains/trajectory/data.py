@@ -28,6 +28,7 @@ from seqdiff.domains.trajectory.windows import Vary, WindowDataset, WindowSpec
 
 log = logging.getLogger(__name__)
 STAGES = ("train", "val", "test")
+BLOCK = 16  # batches within which windows are sorted by their number of agents
 Anything = TypeVar("Anything")
 
 
@@ -39,6 +40,8 @@ def identity(batch: Anything) -> Anything:
 class WindowSampler(DistributedSampler[Any]):
     """Shuffles by (seed, epoch), shares the windows among processes and can start in the middle of an epoch.
 
+    Windows with about as many agents share a batch (sorted within blocks of batches), so that little is padding.
+
     A DistributedSampler by type, so that Lightning leaves it in place. The first windows are repeated to give each
     process the same number.
     """
@@ -46,9 +49,9 @@ class WindowSampler(DistributedSampler[Any]):
     data: WindowDataset
     skip: int = 0  # windows of this process to leave out at the start of the next pass
 
-    def __init__(self, data: WindowDataset, seed: int, replicas: int = 1, rank: int = 0) -> None:
+    def __init__(self, data: WindowDataset, batch_size: int, seed: int, replicas: int = 1, rank: int = 0) -> None:
         super().__init__(data, num_replicas=replicas, rank=rank, shuffle=True, seed=seed)
-        self.data = data
+        self.data, self.batch_size = data, batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order, and the data set's own draws, of the pass that begins next."""
@@ -60,8 +63,19 @@ class WindowSampler(DistributedSampler[Any]):
         order = torch.randperm(len(self.data), generator=draw).numpy()
         own = np.resize(order, self.total_size)[self.rank :: self.num_replicas]  # resize repeats from the front
         start, self.skip = self.skip, 0
-        for i in own[start:]:
-            yield int(i)
+        block = BLOCK * self.batch_size
+        for lo in range(start // block * block, len(own), block):
+            for i in self._alike(own[lo : lo + block])[max(0, start - lo) :]:
+                yield int(i)
+
+    def _alike(self, part: np.ndarray) -> np.ndarray:
+        """The same windows, batch by batch of about equal crowds, the batches in random order."""
+        part = part[np.argsort(self.data.crowd(part), kind="stable")]
+        whole = len(part) // self.batch_size * self.batch_size
+        batches = part[:whole].reshape(-1, self.batch_size)
+        seed = self.seed + self.epoch + int(part[0])
+        batches = batches[np.random.default_rng(seed).permutation(len(batches))]
+        return np.concatenate([batches.reshape(-1), part[whole:]])
 
 
 class WindowLoader(DataLoader[SceneBatch]):
@@ -113,6 +127,7 @@ class TrajectoryData(LightningDataModule):
     splits: the store's own split names for train, val and test; null = none.
     scale_augment: (low, high) random scale of training windows, for pedestrians.
     random_focal: training draws each window's focal agent anew each epoch.
+    train_max_agents: fewer agents in training windows than `windows.max_agents`; null = the same.
     """
 
     def __init__(
@@ -127,6 +142,7 @@ class TrajectoryData(LightningDataModule):
         splits: dict[str, str | None] | None = None,
         scale_augment: tuple[float, float] | None = None,
         random_focal: bool = False,
+        train_max_agents: int | None = None,
     ) -> None:
         super().__init__()
         unknown = sorted(set(splits or {}) - set(STAGES))
@@ -138,7 +154,7 @@ class TrajectoryData(LightningDataModule):
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.splits: dict[str, str | None] = {"train": "train", "val": "val", "test": "test", **(splits or {})}
         scale = None if scale_augment is None else (float(scale_augment[0]), float(scale_augment[1]))
-        self.vary = Vary(train_stride_s, random_focal, scale, seed)
+        self.vary = Vary(train_stride_s, random_focal, scale, seed, train_max_agents)
         self._datasets: dict[tuple[str, bool], WindowDataset] = {}
 
     def prepare_data(self) -> None:
@@ -182,7 +198,7 @@ class TrajectoryData(LightningDataModule):
         world, rank, epoch = 1, 0, 0
         if self.trainer is not None:
             world, rank, epoch = self.trainer.world_size, self.trainer.global_rank, self.trainer.current_epoch
-        sampler = WindowSampler(data, self.seed, world, rank)
+        sampler = WindowSampler(data, self.batch_size, self.seed, world, rank)
         sampler.set_epoch(epoch)
         return WindowLoader(
             dataset=data,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import shapely
 
 from seqdiff.domains.trajectory.scene import MAP_KINDS, MapElement
 
@@ -68,3 +70,24 @@ def chop_map(elements: Iterable[MapElement], segment_m: float) -> tuple[np.ndarr
     points = np.concatenate(parts)
     middle = points[:, (POINTS - 1) // 2 : POINTS // 2 + 1].mean(axis=1)
     return points.astype("f4"), middle.astype("f4"), np.concatenate(kinds), np.concatenate(owners)
+
+
+def ring_area(points: np.ndarray) -> Any:
+    """What a ring [n, 2] encloses, as a shapely geometry. A ring that crosses itself encloses all that it winds round.
+
+    (The usual repair counts crossings instead and punches a hole where a strip of road overlaps itself.)
+    """
+    polygon = shapely.Polygon(points)
+    if polygon.is_valid:
+        return polygon
+    line = shapely.node(shapely.LineString(np.concatenate([points, points[:1]])))
+    faces = shapely.get_parts(shapely.polygonize(shapely.get_parts(line)))
+    inside = [face for face in faces if _winding(points, shapely.get_coordinates(face.representative_point())[0])]
+    return shapely.union_all(inside)
+
+
+def _winding(points: np.ndarray, at: np.ndarray) -> int:
+    """How often a ring [n, 2] goes round a point that does not lie on it."""
+    angle = np.arctan2(*(points - at).T[::-1])
+    turn = np.diff(angle, append=angle[:1])
+    return round(float((turn - 2 * np.pi * np.round(turn / (2 * np.pi))).sum() / (2 * np.pi)))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import shapely
 
-from seqdiff.domains.trajectory.pieces import Pieces, chop_map
+from seqdiff.domains.trajectory.pieces import Pieces, chop_map, ring_area
 from seqdiff.domains.trajectory.scene import MAP_KINDS, SIGNAL_STATES, MapElement, RoadMap
 from seqdiff.domains.trajectory.store_write import COLUMNS, FORMAT, VERSION, StoreWriter
 
@@ -217,7 +217,7 @@ class Store:
             rings: dict[str, list[Any]] = {"drivable_area": [], "drivable_hole": []}
             for e in self._elements(m):
                 if e.kind in rings:
-                    rings[e.kind].append(shapely.make_valid(shapely.Polygon(e.points)))
+                    rings[e.kind].append(ring_area(e.points))
             area = None
             if rings["drivable_area"]:
                 area = shapely.union_all(rings["drivable_area"])

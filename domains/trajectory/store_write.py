@@ -293,7 +293,7 @@ class StoreWriter:
             self._put("point", corners - origin)
         for element in road.elements:
             if element.kind.startswith("drivable") and not shapely.Polygon(element.points).is_valid:
-                reason = "drivable ring that crosses itself, read by the even-odd rule"
+                reason = "drivable ring that crosses itself: all that it winds round is taken"
                 _count(self._repaired, reason, f"{road.id}: {element.id}")
         moved = [type(e)(e.id, e.kind, e.points - origin) for e in road.elements]
         pieces = chop_map(moved, self.segment_m)

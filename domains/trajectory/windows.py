@@ -41,6 +41,8 @@ class Vary:
     """What training may vary from epoch to epoch; evaluation varies nothing.
 
     stride_s: seconds between two t0 instead of the spec's. random_focal: draw the focal agent anew each epoch.
+    max_agents: fewer agents than the spec allows: the nearest to a focal agent drawn anew each epoch, also with focal
+    "all", so that a few crowded windows do not set the cost of every batch.
     scale: (low, high): positions about the window's origin are multiplied by a factor that is log-uniform between the
     two, with the map; agent sizes stay. seed: of all draws, together with the epoch and the window.
     """
@@ -49,8 +51,11 @@ class Vary:
     random_focal: bool = False
     scale: tuple[float, float] | None = None
     seed: int = 0
+    max_agents: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_agents is not None and self.max_agents < 1:
+            raise ValueError(f"max_agents in training is {self.max_agents}; write 1 or more, or null")
         if self.scale is not None and not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"scale is {self.scale}; write two factors above 0, the lower first, e.g. [0.7, 1.5]")
 
@@ -178,6 +183,12 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
             dt=self.store.dt,
         )
 
+    def crowd(self, indices: np.ndarray) -> np.ndarray:
+        """Agents present at t0 of each window, before radius and limits: what a batch will roughly cost. int64 [B]."""
+        at = np.asarray(indices, np.int64)
+        window, _, _ = self._present(self.index.slot[at].astype(np.int64), self.index.t0[at].astype(np.int64))
+        return np.bincount(window, minlength=len(at))
+
     def _scales(self, slot: np.ndarray, t0: np.ndarray) -> np.ndarray | None:
         if self.vary.scale is None:
             return None
@@ -212,16 +223,22 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         else:
             chosen = self._focal(window, track, row, scored, _mix(*self._salt(), self._crc[slot], t0))
             focal, centre = np.zeros(n, np.int64), xy[chosen]
-        step = xy - centre[window]
+        limit, middle = spec.max_agents, centre
+        if self.vary.max_agents is not None and self.vary.max_agents < limit:
+            limit = self.vary.max_agents
+            if spec.focal == "all":
+                salt = _mix(self.vary.seed, self.epoch, 3, self._crc[slot], t0)
+                middle = xy[self._focal(window, track, row, scored, salt)]
+        step = xy - middle[window]
         apart = np.hypot(step[:, 0], step[:, 1])
         order = nearest_first(window, apart, None if spec.focal == "all" else chosen)
         if spec.radius_m is not None:
             order = order[apart[order] <= spec.radius_m]
         window = window[order]
         place, count = places(window, n)
-        kept = place < spec.max_agents
+        kept = place < limit
         order = order[kept]
-        left_out = np.maximum(count - spec.max_agents, 0)
+        left_out = np.maximum(count - limit, 0)
         return _Pairs(window[kept], track[order], row[order], scored[order], place[kept], centre, left_out, focal)
 
     def _salt(self) -> tuple[int, ...]:
