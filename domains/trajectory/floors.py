@@ -18,9 +18,8 @@ from tqdm import tqdm
 from seqdiff.domains.trajectory.batch import SceneBatch
 
 TURN_S = 0.5  # headings carry noise that one step of 0.1 s would make a turn rate of; velocity is best over one step
-STANDING = (
-    0.1  # m/s; slower agents have no direction of motion of their own: the heading stands for it, the turn rate is zero
-)
+SLOW = 0.1  # m/s; the heading of slower agents does not tell a turn: their turn rate is zero
+STILL = 1e-3  # m/s; the direction of motion of slower agents is their heading
 
 Measure = Literal["minJADE", "minADE"]
 
