@@ -22,6 +22,7 @@ from seqdiff.domains.trajectory.store_write import COLUMNS, FORMAT, VERSION, Sto
 
 __all__ = ["Store", "StoreError", "StoreWriter", "TrackTable"]
 
+SceneIndex = int | np.int64  # as it comes out of scenes()
 STEP_BITS = 31  # of a signal's key; 21 bits are left for the element and 11 for the scene within a batch
 _CACHED_AREAS = 64  # drivable areas kept as shapely geometries
 _CACHED_SIGNALS = 1024  # scenes whose signal tables are kept
@@ -88,7 +89,7 @@ class Store:
     def splits(self) -> list[str]:
         return list(self.manifest["splits"])
 
-    def split_of(self, i: int) -> str:
+    def split_of(self, i: SceneIndex) -> str:
         return self.manifest["splits"][int(self.arrays["scene_split"][i])]
 
     def scenes(self, split: str) -> np.ndarray:
@@ -97,20 +98,20 @@ class Store:
             raise KeyError(f"no split {split!r} in {self.path}; it has {', '.join(self.splits)}")
         return np.flatnonzero(self.arrays["scene_split"] == self.manifest["splits"].index(split))
 
-    def n_steps(self, i: int) -> int:
+    def n_steps(self, i: SceneIndex) -> int:
         return int(self.arrays["scene_steps"][i])
 
-    def origin(self, i: int) -> np.ndarray:
+    def origin(self, i: SceneIndex) -> np.ndarray:
         """World position of the scene's origin, float64 [2]."""
         return np.array(self.arrays["scene_origin"][i])
 
-    def meta(self, i: int) -> dict[str, Any]:
+    def meta(self, i: SceneIndex) -> dict[str, Any]:
         """What the reader said about the scene beyond its tracks."""
         return json.loads(self._texts("scene_meta", np.array([i]))[0])
 
     # tracks
 
-    def track_range(self, i: int) -> tuple[int, int]:
+    def track_range(self, i: SceneIndex) -> tuple[int, int]:
         """Global track numbers of scene i: first, end."""
         ends = self.arrays["scene_track_ends"]
         return int(ends[i]), int(ends[i + 1])
@@ -119,13 +120,13 @@ class Store:
         """Ids of global track numbers [N]."""
         return self._texts("track_id", track)
 
-    def tracks(self, i: int) -> TrackTable:
+    def tracks(self, i: SceneIndex) -> TrackTable:
         first, end = self.track_range(i)
         a = {k: np.array(self.arrays[f"track_{k}"][first:end]) for k in ("type", "size", "start", "scored", "focal")}
         length = np.diff(self.arrays["track_row_ends"][first : end + 1]).astype(np.int32)
         return TrackTable(id=self.track_ids(np.arange(first, end)), length=length, **a)
 
-    def states(self, i: int, first_step: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    def states(self, i: SceneIndex, first_step: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         """All tracks of scene i at scene steps first_step ... first_step+n-1, also beyond the recording's ends.
 
         Returns xyh float32 [A, n, 3] relative to origin(i), 0 where not valid, and valid bool [A, n].
@@ -171,11 +172,11 @@ class Store:
 
     # map and signals
 
-    def map_index(self, i: int) -> int:
+    def map_index(self, i: SceneIndex) -> int:
         """Number of the scene's map within the store, -1 = no map was recorded."""
         return int(self.arrays["scene_map"][i])
 
-    def map(self, i: int) -> RoadMap | None:
+    def map(self, i: SceneIndex) -> RoadMap | None:
         """The scene's map with points relative to origin(i), float64, or None = unknown."""
         m = self.map_index(i)
         if m < 0:
@@ -198,11 +199,11 @@ class Store:
             for name, kind, lo, hi in zip(names, kinds, ends[:-1], ends[1:])
         ]
 
-    def drivable(self, i: int) -> Any:
+    def drivable(self, i: SceneIndex) -> Any:
         """The drivable area as a shapely geometry relative to origin(i), or None = unknown."""
         return self.drivable_around(i, self.arrays["scene_origin"][i])
 
-    def drivable_around(self, i: int, origin: np.ndarray, scale: float = 1.0) -> Any:
+    def drivable_around(self, i: SceneIndex, origin: np.ndarray, scale: float = 1.0) -> Any:
         """As drivable(i), relative to a world position [2], times `scale`."""
         m = self.map_index(i)
         area = None if m < 0 else self._area(m)
@@ -228,7 +229,7 @@ class Store:
             self._areas[m] = area
         return self._areas[m]
 
-    def signals(self, i: int, step: int) -> dict[str, str]:
+    def signals(self, i: SceneIndex, step: int) -> dict[str, str]:
         """State at `step` of every lane that has a signal in scene i; "unknown" before its first recorded state."""
         m = self.map_index(i)
         if m < 0:
@@ -237,7 +238,7 @@ class Store:
         names = self._texts("element_id", self.arrays["map_element_ends"][m] + element)
         return {name: SIGNAL_STATES[k] for name, k in zip(names, state)}
 
-    def signal_states(self, i: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def signal_states(self, i: SceneIndex, step: int) -> tuple[np.ndarray, np.ndarray]:
         """As signals(), by numbers: elements within the map (ascending) and their states, int64 [E] each."""
         key, states = self.signal_table(i)
         element = np.unique(key >> STEP_BITS)
@@ -245,15 +246,15 @@ class Store:
         told = (at >= 0) & (key[at] >> STEP_BITS == element)
         return element, np.where(told, states[at], SIGNAL_STATES.index("unknown"))
 
-    def signal_table(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+    def signal_table(self, i: SceneIndex) -> tuple[np.ndarray, np.ndarray]:
         """Changes of scene i: ascending keys (element of the map << STEP_BITS | step) and the state from there on."""
-        table = self._signals.get(i)
+        table = self._signals.get(int(i))
         if table is None:
             lo, hi = self.arrays["scene_signal_ends"][i : i + 2]
             key = self.arrays["signal_element"][lo:hi].astype(np.int64) << STEP_BITS | self.arrays["signal_step"][lo:hi]
             if len(self._signals) >= _CACHED_SIGNALS:
                 self._signals.pop(next(iter(self._signals)))
-            table = self._signals[i] = (key, self.arrays["signal_state"][lo:hi].astype(np.int64))
+            table = self._signals[int(i)] = (key, self.arrays["signal_state"][lo:hi].astype(np.int64))
         return table
 
     def pieces(self, segment_m: float) -> Pieces:

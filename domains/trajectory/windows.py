@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from seqdiff.domains.trajectory.batch import SceneBatch
 from seqdiff.domains.trajectory.map_tokens import MapTokens
@@ -60,24 +61,26 @@ class Vary:
             raise ValueError(f"scale is {self.scale}; write two factors above 0, the lower first, e.g. [0.7, 1.5]")
 
 
-class DrivableAreas(Sequence[Any]):
+class DrivableAreas(list[Any]):
     """Drivable areas of a batch relative to each origin, made when looked at: moving one costs more than its window."""
 
     def __init__(self, store: Store, scene: np.ndarray, origin: np.ndarray, scale: np.ndarray | None) -> None:
+        super().__init__([None] * len(scene))
         self._store, self._scene, self._origin, self._scale = store, scene, origin, scale
-        self._made: dict[int, Any] = {}
+        self._made = [False] * len(scene)
 
-    def __len__(self) -> int:
-        return len(self._scene)
+    def __reduce__(self) -> Any:
+        return DrivableAreas, (self._store, self._scene, self._origin, self._scale)
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
         i = range(len(self))[i]
-        if i not in self._made:
+        if not self._made[i]:
             scale = 1.0 if self._scale is None else float(self._scale[i])
-            self._made[i] = self._store.drivable_around(int(self._scene[i]), self._origin[i], scale)
-        return self._made[i]
+            self[i] = self._store.drivable_around(int(self._scene[i]), self._origin[i], scale)
+            self._made[i] = True
+        return super().__getitem__(i)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[k] for k in range(len(self)))
@@ -126,8 +129,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         ids = store.scene_ids
         self._crc = np.array([zlib.crc32(ids[i].encode()) for i in self.index.scenes], np.uint32)
         self._tokens = MapTokens(store, spec.segment_m, spec.max_segments)
-        if spec.min_agents > 1 and spec.focal != "all":
-            self._require_min_agents()
+        self._require_min_agents()
 
     def __len__(self) -> int:
         return len(self.index.t0)
@@ -179,7 +181,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
             t0=t0.tolist(),
             focal=torch.from_numpy(pairs.focal),
             left_out=torch.from_numpy(pairs.left_out),
-            drivable=cast("list[Any]", DrivableAreas(self.store, scene, origin, scale)),
+            drivable=DrivableAreas(self.store, scene, origin, scale),
             dt=self.store.dt,
         )
 
@@ -263,14 +265,21 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         return pool[np.cumsum(count) - count + (draw % count.astype(np.uint64)).astype(np.int64)]
 
     def _require_min_agents(self) -> None:
-        """Counts scored agents again among those within the radius and the limit, window by window."""
-        enough = np.zeros(len(self), bool)
-        for lo in range(0, len(self), _REFINE):
-            part = slice(lo, min(lo + _REFINE, len(self)))
-            pairs = self._pairs(self.index.slot[part].astype(np.int64), self.index.t0[part].astype(np.int64))
-            count = np.bincount(pairs.window[pairs.scored], minlength=part.stop - lo)
-            enough[part] = count >= self.spec.min_agents
-        self.index.keep(enough, f"windows with fewer than {self.spec.min_agents} scored agents near the focal one")
+        """Counts scored agents again where the radius or the limit of agents may have left some of them out."""
+        spec, index = self.spec, self.index
+        if spec.min_agents == 0 or (spec.focal == "one" and spec.min_agents == 1):
+            return  # the focal agent is scored
+        doubtful = np.arange(len(self))
+        if spec.focal == "all":
+            bucket = index.bucket_base[index.slot] + index.t0 // BUCKET
+            doubtful = doubtful[index.alive_ends[bucket + 1] - index.alive_ends[bucket] > spec.max_agents]
+        enough = np.ones(len(self), bool)
+        parts = np.split(doubtful, range(_REFINE, len(doubtful), _REFINE))
+        for part in tqdm(parts, desc="windows with enough scored agents", unit="batch", delay=2, leave=False):
+            pairs = self._pairs(index.slot[part].astype(np.int64), index.t0[part].astype(np.int64))
+            enough[part] = np.bincount(pairs.window[pairs.scored], minlength=len(part)) >= spec.min_agents
+        where = "among the nearest" if spec.focal == "all" else "near the focal one"
+        index.keep(enough, f"windows with fewer than {spec.min_agents} scored agents {where}")
 
     def _agents(self, pairs: _Pairs, t0: np.ndarray, scale: np.ndarray | None) -> dict[str, Any]:
         n, a = len(t0), int(pairs.place.max(initial=0)) + 1

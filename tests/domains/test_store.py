@@ -101,7 +101,7 @@ def test_a_shared_map_is_stored_once_and_follows_each_scene(tmp_path: Path) -> N
     changed.elements[0].points[0] += 1.0
     with StoreWriter(tmp_path / "t", "test", "made up") as writer:
         writer.add(scene())
-        with pytest.raises(SceneError, match="'s1'.*'town' differs.*different ids"):
+        with pytest.raises(SceneError, match=r"'s1'.*'town' differs.*different ids"):
             writer.add(scene("s1", map=changed))
 
 
@@ -137,7 +137,7 @@ def spoil(change: Callable[[Scene], object]) -> Scene:
 BAD: dict[str, tuple[Callable[[Scene], object], str]] = {
     "type": (
         lambda s: setattr(s.tracks[0], "type", "pedestrain"),
-        "'s0', track 'a', step 0.*did you mean 'pedestrian'",
+        "'s0', track 'a', step 0.*mean 'pedestrian'",
     ),
     "duplicate": (lambda s: setattr(s.tracks[1], "id", "a"), "'s0', track 'a', step 5: this id is already taken"),
     "shape": (lambda s: setattr(s.tracks[0], "valid", np.ones(3, bool)), r"'a'.*xyh \(20, 3\) and valid \(3,\)"),
@@ -212,7 +212,7 @@ def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
         Store(tmp_path)
     out = write(tmp_path / "s", scene()).path
     manifest = json.loads((out / "manifest.json").read_text())
-    with pytest.raises(KeyError, match="no split 'dev'.*train"):
+    with pytest.raises(KeyError, match=r"no split 'dev'.*train"):
         Store(out).scenes("dev")
     with pytest.raises(KeyError, match="no scene 'x'"):
         Store(out).scene_index("x")
@@ -239,7 +239,7 @@ def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not a .npy file|holds"):
         Store(out)
     (out / "state.npy").unlink()
-    with pytest.raises(StoreError, match="state.npy is missing"):
+    with pytest.raises(StoreError, match=r"state.npy is missing"):
         Store(out)
 
 
