@@ -125,4 +125,5 @@ def time_grid(path: Path, steps: int, kind: Grid = "uniform", shift: float = 1.0
         times[0] = t_max
     else:
         raise ValueError(f"unknown time grid {kind!r}; one of uniform, logsnr")
-    return [shift * t / (1 + (shift - 1) * t) for t in times] + [0.0]
+    # written so that t = 1 stays exactly 1
+    return [t / (t + (1 - t) / shift) for t in times] + [0.0]

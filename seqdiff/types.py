@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -52,6 +52,7 @@ class Draw:
     log_weight: Float[Tensor, "b k"]
 
 
+@runtime_checkable
 class Net(Protocol):
     """u(z, t, s, cond). `prepare` does once per scene all that depends on the condition alone."""
 
@@ -60,6 +61,7 @@ class Net(Protocol):
     def __call__(self, z: Z, t: Tensor | float, s: Tensor | float, prepared: Any) -> Z: ...
 
 
+@runtime_checkable
 class Adapter(Protocol):
     """What a domain owes the core. Usually an `nn.Module`, since its context encoder is trained with the net."""
 
