@@ -160,6 +160,8 @@ def _note(scene: Scene, count: dict[str, int]) -> None:
         if key == "true_dt":
             name = scene.meta.get("recording", scene.id)
             note, n = f"{name}: recorded every {value} s, kept as {scene.dt:g} s as in published tables (scenes)", 1
+        elif key == "row_step_frames":
+            note, n = f"rows are {value} video frames = {scene.dt:g} s apart in the whole file (scenes)", 1
         elif key.startswith("av2_"):
             note, n = f"Argoverse type {key.removeprefix('av2_')} kept as 'other' (tracks)", int(value)
         else:
@@ -185,6 +187,11 @@ def report(store: Store, notes: dict[str, dict[str, int]], seconds: float, conso
             table.add_row(*map(escape, lead), kind, f"{tracks:,}", scored, f"{count['agent_seconds'][kind]:,.0f}")
         table.add_section()
     console.print(table)
+    for split in manifest["splits"]:
+        metas = [store.meta(i) for i in store.scenes(split)]
+        if groups := {m["group"] for m in metas if "group" in m}:
+            text = f"{len(metas)} scenes in {len(groups)} groups that share no recorded moment with another"
+            console.print(f"note ({escape(split)}): {text}", soft_wrap=True)
     for split, counts in notes.items():
         for note, n in counts.items():
             console.print(f"note ({escape(split)}): {escape(note)}: {n}", soft_wrap=True)

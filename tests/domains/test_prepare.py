@@ -83,11 +83,13 @@ def test_what_came_in_and_what_was_left_out(
         Drop("s2", "altered scenario", "s2.xml"),
         Scene("s3", 0.1, "test", [track("a")], meta={"av2_static": 3, "recording": "r", "true_dt": 0.5}),
         Scene("s4", 0.1, "test", []),
+        Scene("s5", 0.1, "val", [track("a")], meta={"group": 3}),
+        Scene("s6", 0.1, "val", [track("a")], meta={"group": 3}),
         Scene("s1", 0.1, "test", [track("a")]),
     )
     out = prepare("av2:x", tmp_path / "out")
     store = Store(out)
-    assert store.scene_ids == ["s1", "s3"]
+    assert store.scene_ids == ["s1", "s3", "s5", "s6"]
     assert store.tracks(0).id == ["a", "b"]
     assert {d["reason"]: d["count"] for d in store.manifest["dropped"]} == {
         "faster than 100 m/s": 1,
@@ -97,7 +99,8 @@ def test_what_came_in_and_what_was_left_out(
     }
     printed = " ".join(capsys.readouterr().out.split())
     for text in (
-        "fake: dt 0.1 s, 2 scenes",
+        "fake: dt 0.1 s, 4 scenes",
+        "note (val): 2 scenes in 1 groups that share no recorded moment with another",
         "note (test): Argoverse type static kept as 'other' (tracks): 3",
         "note (test): r: recorded every 0.5 s, kept as 0.1 s as in published tables (scenes): 1",
         "faster than 100 m/s",
