@@ -19,7 +19,7 @@ import pyarrow.parquet
 from seqdiff.domains.trajectory.readers.vet import dense, need
 from seqdiff.domains.trajectory.scene import Drop, MapElement, RoadMap, Scene, SceneError, Track
 
-INSTALL = "pip install 'seqdiff[av2]' && pip install --no-deps av2"
+INSTALL = "pip install '.[av2]' && pip install --no-deps av2"
 DT = 0.1
 SPLITS = ("train", "val", "test")
 # static, background, construction, riderless_bicycle and unknown stay, as obstacles of type "other"; meta counts them

@@ -50,7 +50,7 @@ class CommonRoadReader:
     ) -> None:
         self.path, self.fractions, self.seed, self.altered = Path(path), fractions, seed, altered
         self.source = f"commonroad:{self.path.name}"
-        need("commonroad.common.file_reader", "commonroad:", "pip install 'seqdiff[commonroad]'")
+        need("commonroad.common.file_reader", "commonroad:", "pip install '.[commonroad]'")
         if not self.path.exists():
             raise SceneError(f"commonroad:{path} does not exist; expected a CommonRoad XML file or a folder of them")
         self.files = [self.path] if self.path.is_file() else sorted(self.path.glob("*.xml"))

@@ -18,7 +18,7 @@ import numpy as np
 
 from seqdiff.domains.trajectory.scene import SceneError
 
-INSTALL = "pip install 'seqdiff[trajdata]' && pip install --no-deps trajdata==1.4.0"
+INSTALL = "pip install '.[trajdata]' && pip install --no-deps trajdata==1.4.0"
 
 
 @dataclass(frozen=True)
