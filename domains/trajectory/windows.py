@@ -42,8 +42,8 @@ class Vary:
     """What training may vary from epoch to epoch; evaluation varies nothing.
 
     stride_s: seconds between two t0 instead of the spec's. random_focal: draw the focal agent anew each epoch.
-    max_agents: fewer agents than the spec allows: the nearest to a focal agent drawn anew each epoch, also with focal
-    "all", so that a few crowded windows do not set the cost of every batch.
+    max_agents: fewer agents than the spec allows, so that a few crowded windows do not set the cost of every batch: the
+    nearest to the focal agent, and with focal "all" to one drawn anew each epoch (or to the middle if min_agents is 0).
     scale: (low, high): positions about the window's origin are multiplied by a factor that is log-uniform between the
     two, with the map; agent sizes stay. seed: of all draws, together with the epoch and the window.
     """
@@ -228,7 +228,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         limit, middle = spec.max_agents, centre
         if self.vary.max_agents is not None and self.vary.max_agents < limit:
             limit = self.vary.max_agents
-            if spec.focal == "all":
+            if spec.focal == "all" and spec.min_agents > 0:
                 salt = _mix(self.vary.seed, self.epoch, 3, self._crc[slot], t0)
                 middle = xy[self._focal(window, track, row, scored, salt)]
         step = xy - middle[window]
