@@ -149,7 +149,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         """Draws of `vary` depend on it."""
         self.epoch = int(epoch)
 
-    def find(self, scene_id: str, t0: int) -> int:
+    def find(self, scene_id: str, t0: int | np.int64 | np.int32) -> int:
         """Index of the window of (scene, t0). Raises KeyError naming the scene's windows."""
         i = self.store.scene_index(scene_id)
         slot = int(np.searchsorted(self.index.scenes, i))
