@@ -54,6 +54,11 @@ def offline_page(width: int = 1400, height: int = 900, scale: float = 1.0) -> It
             )
             page = context.new_page()
             trouble: list[str] = []
+
+            def refuse(dialog: Any) -> None:
+                trouble.append(f"dialog {dialog.message}")
+                dialog.dismiss()
+
             page.on(
                 "request",
                 lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else trouble.append(f"request {r.url}"),
@@ -63,7 +68,7 @@ def offline_page(width: int = 1400, height: int = 900, scale: float = 1.0) -> It
                 lambda m: trouble.append(f"console {m.type}: {m.text}") if m.type in ("error", "warning") else None,
             )
             page.on("pageerror", lambda e: trouble.append(f"error {e}"))
-            page.on("dialog", lambda d: (trouble.append(f"dialog {d.message}"), d.dismiss()))
+            page.on("dialog", refuse)
             yield page, trouble
         finally:
             browser.close()

@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from seqdiff.domains.trajectory.batch import SceneBatch
 from seqdiff.domains.trajectory.energies import energies
+from seqdiff.domains.trajectory.evaluate import aligned, open_windows
 from seqdiff.domains.trajectory.io import SampleSet, Window, read_samples
 from seqdiff.domains.trajectory.scene import AGENT_TYPES
 from seqdiff.domains.trajectory.store import Store
-from seqdiff.domains.trajectory.windows import WindowDataset, WindowSpec
+from seqdiff.domains.trajectory.windows import WindowDataset
 from seqdiff.viz.events import find_events
 from seqdiff.viz.scene_view import SceneView
 
@@ -30,20 +31,12 @@ class Source:
     def __init__(self, samples: Path | str, store: Path | str | None = None) -> None:
         self.samples: SampleSet = read_samples(samples)
         self.run: dict[str, Any] = self.samples.run
-        self.store = _open_store(self.run["store"], self.samples.path, store)
-        self.windows = WindowDataset(self.store, WindowSpec(**self.run["windows"]), self.run["split"])
+        self.windows: WindowDataset = open_windows(self.samples, _place(self.run["store"], self.samples.path, store))
+        self.store: Store = self.windows.store
 
     def batch(self, window: Window) -> SceneBatch:
-        """The recorded side of one sampled window. Raises ValueError where its agents are not the sampled ones."""
-        batch = self.windows.batch([self.windows.find(window.scene_id, window.t0)])
-        if batch.agent_id[0] != window.agent_ids:
-            odd = sorted(set(batch.agent_id[0]) ^ set(window.agent_ids))[:5]
-            raise ValueError(
-                f"scene {window.scene_id!r} at t0 {window.t0}: {len(window.agent_ids)} agents in the samples, "
-                f"{len(batch.agent_id[0])} in the store's window (differing: {odd or 'only their order'}); "
-                "sample again from this store"
-            )
-        return batch
+        """The recorded side of one sampled window."""
+        return self.windows.batch([self.windows.find(window.scene_id, window.t0)])
 
     def views(self, keys: Sequence[tuple[str, int]]) -> Iterator[SceneView]:
         """One view for each (scene id, t0), with map, signals and events."""
@@ -81,15 +74,15 @@ class Source:
 
 def make_view(window: Window, batch: SceneBatch) -> SceneView:
     """The tracks and scores of one window; batch: a SceneBatch of that one window."""
-    n = len(window.agent_ids)
+    n = len(batch.agent_id[0])
     origin = batch.origin[0].numpy()
-    futures = window.xyh - np.array([*origin, 0.0])
+    futures = aligned([window], batch)[0][0].numpy()
     truth = _holes(batch.fut[0, :n], batch.fut_valid[0, :n])
     view = SceneView(
         scene_id=window.scene_id,
         t0=window.t0,
         dt=batch.dt,
-        agent_id=list(window.agent_ids),
+        agent_id=batch.agent_id[0],
         agent_type=[AGENT_TYPES[t] for t in batch.type[0, :n].tolist()],
         size=batch.size[0, :n].double().numpy(),
         size_known=batch.size_known[0, :n].numpy(),
@@ -126,32 +119,23 @@ def _add_events(view: SceneView, batch: SceneBatch) -> None:
         view.truth_scores = {name: float(v[0, 0]) for name, v in own.items() if name in view.scores}
 
 
-def _open_store(named: dict[str, Any], samples: Path, asked: Path | str | None) -> Store:
-    """The store that run.json names, or the given one; refused where its content is not what the samples came from."""
-    places = (
-        [Path(asked)]
-        if asked is not None
-        else [Path(named["path"]), samples / named["path"], samples.parent / Path(named["path"]).name]
-    )
-    place = next((p for p in places if (p / "manifest.json").is_file()), None)
-    if place is None:
-        raise FileNotFoundError(
-            f"no store at {places[0]} (run.json of {samples} names it): pass store=DIR, "
-            "the folder that `seqdiff prepare` wrote"
-        )
-    store = Store(place)
-    if store.content_hash != named["content_hash"]:
-        raise ValueError(
-            f"{place} has content hash {store.content_hash[:12]}, the samples in {samples} came from "
-            f"{str(named['content_hash'])[:12]} ({named.get('name')}): pass that store, or sample again from this one"
-        )
-    return store
+def _place(told: dict[str, Any], samples: Path, asked: Path | str | None) -> Path | None:
+    """Where the store lies: as asked, or beside the samples if both were moved; None = where run.json says."""
+    if asked is not None:
+        return Path(asked)
+    beside = samples.resolve().parent / Path(told["path"]).name
+    return beside if not Path(told["path"]).exists() and beside.exists() else None
 
 
 def read_metrics(samples: Path) -> dict[str, Any] | None:
     """metrics.json beside the samples, if `seqdiff evaluate` has written one."""
     file = samples / "metrics.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if found is not None and found.get("format") != "seqdiff-metrics":
+        raise ValueError(
+            f"{file} says format {found.get('format')!r}, expected 'seqdiff-metrics': run `seqdiff evaluate` again"
+        )
+    return found
 
 
 def worst_first(source: Source, rank_by: str, row: Any) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from plotly.offline import get_plotlyjs
@@ -42,6 +43,7 @@ class PageText:
     notes: list[str] = field(default_factory=list)
     total: int | None = None  # windows in the sample set, where more than the page holds
     rank_by: str = "minJADE"
+    metrics: dict[str, Any] | None = None  # what metrics.json holds, for the table of the whole set
 
 
 @dataclass
@@ -147,7 +149,7 @@ def _numbers(values: Iterable[float], digits: int = 6) -> list[float | None]:
 
 def _page_data(scenes: list[dict], text: PageText, report: PageReport) -> dict:
     known = [name for name in COLUMNS if any(s["row"].get(name) is not None for s in scenes)]
-    columns = [
+    columns: list[dict[str, Any]] = [
         {"key": "id_text", "label": "scene", "title": "scene id"},
         {"key": "t0", "label": "t0", "title": "scene step of the present"},
     ]
@@ -176,9 +178,18 @@ def _page_data(scenes: list[dict], text: PageText, report: PageReport) -> dict:
         "scenes": scenes,
         "scene_columns": columns,
         "sort": sort,
+        "metrics": _whole_set(text.metrics),
         "sort_down": sort in COLUMNS,
         "scenes_note": f"{len(scenes)} of {total}, {worst}",
     }
+
+
+def _whole_set(metrics: dict[str, Any] | None) -> dict[str, Any] | None:
+    if metrics is None:
+        return None
+    keep = ("name", "k", "minJADE", "minJFDE", "collision", "off_road")
+    title = f"{metrics['header']['n_windows']} windows, {metrics['header']['n_agents']} agents"
+    return {"title": title, "rows": [{key: row.get(key) for key in keep} for row in metrics["rows"]]}
 
 
 def _scene(view: SceneView, blob_id: str) -> tuple[dict, str]:

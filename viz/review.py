@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seqdiff.viz.load import Source, worst_first
+from seqdiff.viz.load import Source, read_metrics, worst_first
 from seqdiff.viz.page_file import PageReport, PageText, summary, write_page
 
 
@@ -49,11 +49,14 @@ def review_report(
     source = Source(samples, store)
     keys = worst_first(source, rank_by, summary) if scenes is None else _asked(source, scenes)
     chosen = keys[:max_scenes] if scenes is None else keys
+    metrics = read_metrics(source.samples.path)
     text = PageText(
         title=f"{source.store.manifest['name']} · seqdiff review",
         head=_head(source),
         total=len(source.samples),
         rank_by=rank_by,
+        metrics=metrics,
+        notes=(metrics or {}).get("warnings", []),
     )
     return write_page(source.views(chosen), Path(out), text, budget_mb)
 

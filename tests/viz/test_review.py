@@ -139,7 +139,7 @@ def test_other_stores_are_refused(folder: Path, tmp_path: Path) -> None:
         w.add(two_cars("good", False))
     with pytest.raises(ValueError, match="content hash"):
         review(folder / "samples", tmp_path / "p.html", store=tmp_path / "other")
-    with pytest.raises(FileNotFoundError, match="pass store=DIR"):
+    with pytest.raises(ValueError, match="there is no store at"):
         review(folder / "samples", tmp_path / "p.html", store=tmp_path / "gone")
     assert not (tmp_path / "p.html").exists()
 
@@ -154,6 +154,25 @@ def test_moved_store_is_found_beside_or_given(folder: Path, tmp_path: Path) -> N
         )
     )
     assert review(file.parent, tmp_path / "p.html").is_file()
+
+
+def test_metrics_beside_the_samples_come_along(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "samples", tmp_path / "samples")
+    rows = [{"key": "model_3", "name": "model", "k": 3, "minJADE": 1.5, "off_road": None, "modes": 2.0}]
+    found = {
+        "format": "seqdiff-metrics",
+        "header": {"n_windows": 3, "n_agents": 6},
+        "rows": rows,
+        "warnings": ["collapse"],
+    }
+    (tmp_path / "samples" / "metrics.json").write_text(json.dumps(found))
+    text = review(tmp_path / "samples", tmp_path / "p.html").read_text()
+    data = json.loads(text.split('id="page-data">')[1].split("</script>")[0])
+    assert data["metrics"]["title"] == "3 windows, 6 agents" and "collapse" in data["notes"]
+    assert data["metrics"]["rows"][0]["minJADE"] == 1.5 and data["metrics"]["rows"][0]["off_road"] is None
+    (tmp_path / "samples" / "metrics.json").write_text(json.dumps({"format": "other"}))
+    with pytest.raises(ValueError, match="seqdiff evaluate"):
+        review(tmp_path / "samples", tmp_path / "p.html")
 
 
 def test_runs() -> None:

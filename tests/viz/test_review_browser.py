@@ -148,8 +148,8 @@ def test_equal_aspect_and_layers_in_register(three: Any, make_view: Callable[...
 
 
 def test_opacity_follows_probability(three: Any) -> None:
-    traces = three.evaluate("document.getElementById('plot').data.map(t => [t.name, t.opacity])")
-    opacity = {int(name.split()[1]): value for name, value in traces}
+    traces = three.evaluate("document.getElementById('plot').data.map(t => [t.name, t.line.color])")
+    opacity = {int(name.split()[1]): float(color.split(",")[3].rstrip(")")) for name, color in traces}
     p = dict(zip(ids(three), numbers(three, "probability")))
     by_p = [opacity[k] for k in sorted(p, key=lambda k: p[k])]
     assert by_p[0] < by_p[-1] and all(x <= y + 0.01 for x, y in pairwise(by_p))

@@ -117,7 +117,7 @@ function start() {
     show: c.key === "id_text" ? short : c.digits === undefined ? undefined : v => v.toFixed(c.digits) }));
   scenes.fill(columns, DATA.scenes.map((s, i) => ({ id: i, ...s.row })), DATA.sort, DATA.sort_down);
   $("scenes-note").textContent = DATA.scenes_note; document.body.classList.toggle("single", DATA.scenes.length < 2);
-  watchPointer(); watchKeys();
+  fillWhole(DATA.metrics); watchPointer(); watchKeys();
   addEventListener("hashchange", () => follow());
   return follow() || open(scenes.rows[0].id);
 }

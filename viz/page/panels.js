@@ -109,6 +109,16 @@ function fillHeader(meta, head) {
   }
 }
 
+function fillWhole(metrics) { // `seqdiff evaluate`'s table in short; rows keep their order until a column is clicked
+  $("whole").hidden = !metrics;
+  if (!metrics) return;
+  const two = v => v.toFixed(2), share = v => (100 * v).toFixed(1) + "%";
+  const columns = [{ key: "name", label: "all windows", kind: "name" }, { key: "k", label: "K" }, { key: "minJADE", label: "minJADE", show: two },
+    { key: "minJFDE", label: "minJFDE", show: two }, { key: "collision", label: "coll.", show: share }, { key: "off_road", label: "off-rd", show: share }];
+  $("whole-note").textContent = metrics.title;
+  new Table($("whole-table"), () => {}).fill(columns.filter(c => metrics.rows.some(r => r[c.key] !== null)), metrics.rows.map((r, id) => ({ ...r, id })), "id", false);
+}
+
 function fillIncidents(scene, k, jump) {
   const list = $("incident-list"), events = eventsOf(scene, k), meta = scene.meta, ids = meta.agents.id;
   list.replaceChildren();
@@ -140,7 +150,7 @@ function fillLayers(scene, layers, change) {
     ["futures", "Futures, darker = likelier", true, "", dash("#3f74c8", 1.6)], ["past", "Past", true, "", dash("#4b5563", 1.5, "4 3")],
     ["truth", "Recorded truth", Boolean(scene.truth), "none", dash("#00896a", 2)], ["marks", "Collisions, off-road", true, "", dash("#d3263a", 2, "1 4")], ["labels", "Agent ids", true, "", ""], null,
     map("drivable", "Drivable area", kinds.has("drivable_area"), dash("#e1e5ea", 9)), map("lane_center", "Lane centres", kinds.has("lane_center"), dash("#aab3bf", 1, "5 4")),
-    map("boundary", "Lane and road boundaries", kinds.has("lane_boundary") || kinds.has("road_edge"), dash("#8f99a8", 1.3)), map("crosswalk", "Crosswalks", kinds.has("crosswalk"), dash("#c3cad4", 6, "2 2")),
+    map("boundary", "Boundaries", kinds.has("lane_boundary") || kinds.has("road_edge"), dash("#8f99a8", 1.3)), map("crosswalk", "Crosswalks", kinds.has("crosswalk"), dash("#c3cad4", 6, "2 2")),
     ["signal", "Signals", meta.signals.length > 0, meta.map ? "none" : "unknown", dash("#23a455", 8, "0 30")],
   ];
   list.replaceChildren();

@@ -49,8 +49,9 @@ class View {
         const x = [], y = [];
         for (let a = 0; a < scene.A; a++) thinned(scene, k, a, scene.tolerance, x, y);
         vertices += x.length;
-        return { x, y, mode: "lines", type: "scatter", name: "future " + k, hoverinfo: "skip", opacity: opacityOf(scene.prob[k], scene.K),
-          line: { color: "#3f74c8", width: 1.3, simplify: false }, connectgaps: false };
+        return { x, y, mode: "lines", type: "scatter", name: "future " + k, hoverinfo: "skip",
+          line: { color: `rgba(63,116,200,${opacityOf(scene.prob[k], scene.K).toFixed(3)})`, // not the trace's opacity: 64 blended layers are slow
+            width: 1.3, simplify: false }, connectgaps: false };
       });
       if (vertices <= MAX_VERTICES || scene.tolerance > 0.3) return traces;
     }
