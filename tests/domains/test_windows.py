@@ -384,3 +384,16 @@ def test_index_is_compact(tmp_path: Path) -> None:
     held = sum(v.nbytes for f in fields(index) if isinstance(v := getattr(index, f.name), np.ndarray))
     assert held < 9 * len(data)
     assert data.batch([0, len(data) - 1]).t0 == [20, n - 61]
+
+
+def test_training_may_take_fewer_agents(store: Store) -> None:
+    spec = replace(SMALL, focal="all", radius_m=None, max_agents=64)
+    full = whole(WindowDataset(store, spec, "train"))
+    data = WindowDataset(store, spec, "train", Vary(max_agents=2))
+    few = whole(data)
+    assert full.mask.shape[1] > 2 and few.mask.shape[1] == 2 and few.t0 == full.t0
+    assert torch.equal(few.left_out + few.mask.sum(1), full.mask.sum(1)) and few.scored[:, 0].all()
+    torch.testing.assert_close(few.origin, full.origin)  # the window's own place does not move
+    data.set_epoch(1)
+    assert [ids[0] for ids in whole(data).agent_id] != [ids[0] for ids in few.agent_id]
+    assert torch.equal(torch.from_numpy(data.crowd(np.arange(len(data)))), full.mask.sum(1))
