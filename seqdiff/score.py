@@ -52,10 +52,12 @@ def scene_distance(
     wt = wt / wt.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     out = torch.zeros(b, k, k, dtype=torch.float64, device=x.device)
     for i in range(b):
-        rows = torch.nonzero((wt[i] > 0).any(-1)).flatten().tolist()
-        for j in rows:
-            d = _agent_distance(x[i, :, j], wt[i, j])
-            out[i] = torch.maximum(out[i], d) if agents == "max" else out[i] + d / len(rows)
+        rows = torch.nonzero((wt[i] > 0).any(-1)).flatten()
+        if not len(rows):
+            continue
+        for part in rows.split(max(1, _CHUNK // max(1, t * k * k))):
+            d = _agent_distances(x[i][:, part], wt[i, part])
+            out[i] = torch.maximum(out[i], d.amax(0)) if agents == "max" else out[i] + d.sum(0) / len(rows)
     if not bool(torch.isfinite(out).all()):
         raise ValueError(
             "scene_distance got a position that is not finite where valid is True; mask it or repair the sample"
@@ -63,22 +65,17 @@ def scene_distance(
     return out
 
 
-def _agent_distance(x: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean over time of the distance between samples of one agent. x: [k, t, c]; weight: [t], sums to one ->
-    [k, k].
-    """
-    keep = torch.nonzero(weight > 0).flatten()
-    x, weight = x[:, keep].transpose(0, 1).contiguous(), weight[keep]
-    k = x.shape[1]
-    out = torch.zeros(k, k, dtype=torch.float64, device=x.device)
-    step = max(1, _CHUNK // (k * k))
-    for xs, ws in zip(x.split(step), weight.split(step), strict=True):
-        square = torch.zeros((), dtype=x.dtype, device=x.device)
-        for axis in xs.unbind(-1):  # products would lose digits where samples nearly coincide
-            diff = axis[:, :, None] - axis[:, None, :]
-            square = torch.addcmul(square, diff, diff)
-        out += (ws.to(x.dtype) @ square.sqrt().flatten(1)).view(k, k).to(torch.float64)
-    return out
+def _agent_distances(x: Tensor, weight: Tensor) -> Tensor:
+    """Each agent's distance between samples, averaged over time. x: [k, n, t, c]; weight: [n, t], sums to one over t ->
+    float64 [n, k, k]. By differences: matrix products would lose the digits of samples that nearly coincide."""
+    k, n, t, _ = x.shape
+    x = torch.where((weight > 0)[None, ..., None], x, torch.zeros_like(x))  # what is not valid may hold anything
+    square = torch.zeros((), dtype=x.dtype, device=x.device)
+    for axis in x.permute(3, 1, 2, 0).contiguous().unbind(0):  # n t k
+        diff = axis[..., :, None] - axis[..., None, :]
+        square = torch.addcmul(square, diff, diff)
+    d = square.sqrt_().view(n, t, k * k)
+    return torch.bmm(weight[:, None].to(x.dtype), d).view(n, k, k).to(torch.float64)
 
 
 def choose_worlds(dist: Tensor, k: int, mass: Tensor | None = None) -> Worlds:

@@ -20,6 +20,7 @@ from seqdiff.score import scene_distance
 MISS_M = 2.0  # an end point further away than this is a miss
 MODE_M = 2.0  # samples whose most different agent is further apart than this (mean over time) are different modes
 COLLAPSE_M = 0.05  # mean distance between samples below which they are called collapsed
+DIVERSITY_STEPS = 12
 PEDESTRIAN_RADIUS_M = 0.1
 
 
@@ -135,31 +136,37 @@ def forecast(pred: Tensor, truth: Tensor, valid: Tensor, scored: Tensor, probabi
     )
 
 
-def energy_score(pred: Tensor, truth: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+def energy_score(
+    pred: Tensor, truth: Tensor, valid: Tensor, count: Tensor, probability: Tensor | None = None
+) -> Tensor:
     """Energy score of the k samples as forecasts of the whole scene, a proper score (Gneiting and Raftery 2007, eq. 21)
     -> [b].
 
-    mean_k |X_k - y| - 1/2 mean_kk' |X_k - X_k'|, the norm over all valid (agent, step, coordinate) of the counted
-    agents, divided by sqrt(number of (agent, step)) so that it reads as metres. pred: [b, k, a, t, 2 or more], truth:
-    [b, a, t, 2 or more], valid: [b, a, t], count: [b, a]. NaN where nothing counts. With k = 1 it is the root mean
-    square displacement.
+    sum_k p_k |X_k - y| - 1/2 sum_kj p_k p_j |X_k - X_j|, the norm over all valid (agent, step, coordinate) of the
+    counted agents, divided by sqrt(number of (agent, step)) so that it reads as metres. pred: [b, k, a, t, 2 or more],
+    truth: [b, a, t, 2 or more], valid: [b, a, t], count: [b, a], probability: [b, k] or None (1/k each, right for
+    i.i.d. samples). NaN where nothing counts. With k = 1 it is the root mean square displacement.
     """
-    v = (valid & count[..., None]).reshape(len(pred), -1)  # b at
+    b, k = pred.shape[:2]
+    p = pred.new_full((b, k), 1 / k) if probability is None else check_probability(probability).to(pred.dtype)
+    v = (valid & count[..., None]).reshape(b, -1)  # b at
     zero = torch.zeros((), dtype=pred.dtype, device=pred.device)
     x = torch.where(v[:, None, :, None], pred[..., :2].flatten(2, 3), zero).flatten(2)  # b k 2at
     y = torch.where(v[..., None], truth[..., :2].flatten(1, 2).to(pred.dtype), zero).flatten(1)  # b 2at
-    to_truth = torch.linalg.vector_norm(x - y[:, None], dim=-1).mean(-1)
-    between = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").mean((1, 2))
+    to_truth = (p * torch.linalg.vector_norm(x - y[:, None], dim=-1)).sum(-1)
+    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    between = torch.einsum("bi,bij,bj->b", p, apart, p)
     return (to_truth - 0.5 * between) / v.sum(-1).to(pred.dtype).sqrt().masked_fill(~v.any(-1), torch.nan)
 
 
 def spread(pred: Tensor, valid: Tensor) -> Tensor:
     """Diversity: mean scene distance between two different samples, metres -> float64 [b]; NaN with fewer than two.
 
-    pred: [b, k, a, t, 2 or more]; valid: bool [b, a, t] or [b, a].
+    Over at most DIVERSITY_STEPS evenly spaced steps, the last among them. pred: [b, k, a, t, 2 or more]; valid: bool
+    [b, a, t].
     """
     k = pred.shape[1]
-    total = scene_distance(pred[..., :2], valid).sum((1, 2))
+    total = scene_distance(*_thin(pred, valid)).sum((1, 2))
     return total / (k * (k - 1)) if k > 1 else torch.full_like(total, torch.nan)
 
 
@@ -167,9 +174,10 @@ def modes(pred: Tensor, valid: Tensor, radius: float = MODE_M) -> Tensor:
     """Number of modes: how many samples can be kept so that any two differ by more than `radius` metres -> int64 [b].
 
     Two samples differ by the mean distance over time of the agent that differs most, so that one agent that turns makes
-    a mode in a scene of many. Samples are kept greedily, the one with most neighbours first. Arguments as in `spread`.
+    a mode in a scene of many. Samples are kept greedily, the one with most neighbours first. Arguments and steps as in
+    `spread`.
     """
-    near = scene_distance(pred[..., :2], valid, agents="max") <= radius  # b k k
+    near = scene_distance(*_thin(pred, valid), agents="max") <= radius  # b k k
     left = torch.ones(near.shape[:2], dtype=torch.bool, device=near.device)
     n = torch.zeros(len(near), dtype=torch.long, device=near.device)
     weight = near.sum(-1)
@@ -178,6 +186,12 @@ def modes(pred: Tensor, valid: Tensor, radius: float = MODE_M) -> Tensor:
         n += left.any(-1)
         left &= ~near.gather(1, i[:, None, None].expand(-1, 1, near.shape[2]))[:, 0]
     return n
+
+
+def _thin(pred: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    t = pred.shape[3]
+    steps = torch.linspace(t - 1, 0, min(t, DIVERSITY_STEPS), device=pred.device).round().long()
+    return pred[:, :, :, steps, :2].to(torch.float32), valid[..., steps]
 
 
 def pedestrian_collisions(pred: Tensor, count: Tensor, radius: float = PEDESTRIAN_RADIUS_M) -> Tensor:

@@ -183,11 +183,21 @@ def test_energy_score_of_one_sample_is_its_distance():
 def test_spread_modes_and_collapse():
     x = torch.zeros(2, 4, 3, 5, 2)
     x[0, 1, 2, :, 0], x[0, 2, 2, :, 0], x[0, 3, 2, :, 0] = 1.0, 30.0, 31.0  # only the third agent differs
-    valid = torch.ones(2, 3, dtype=torch.bool)
+    valid = torch.ones(2, 3, 5, dtype=torch.bool)
     assert m.modes(x, valid).tolist() == [2, 1]
     apart = [1, 30, 31, 29, 30, 1]
     torch.testing.assert_close(m.spread(x, valid), torch.tensor([sum(apart) / 6 / 3, 0.0], dtype=torch.float64))
     assert m.spread(x[:, :1], valid).isnan().all() and m.modes(x[:, :1], valid).tolist() == [1, 1]
+
+
+def test_diversity_looks_at_valid_steps_of_a_long_horizon():
+    x = torch.zeros(1, 2, 1, 60, 2)
+    x[0, 1, 0, :, 0] = torch.arange(1, 61)
+    valid = torch.ones(1, 1, 60, dtype=torch.bool)
+    steps = [60, 55, 49, 44, 39, 33, 28, 22, 17, 12, 6, 1]  # 12 evenly spaced ones, the last among them
+    assert m.spread(x, valid).item() == pytest.approx(sum(steps) / 12, abs=0.3)
+    valid[..., :59] = False
+    assert m.spread(x, valid).item() == 60
 
 
 def walk(points: list[list[float]]) -> torch.Tensor:
