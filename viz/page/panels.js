@@ -151,7 +151,7 @@ function fillLayers(scene, layers, change) {
     ["truth", "Recorded truth", Boolean(scene.truth), "none", dash("#00896a", 2)], ["marks", "Collisions, off-road", true, "", dash("#d3263a", 2, "1 4")], ["labels", "Agent ids", true, "", ""], null,
     map("drivable", "Drivable area", kinds.has("drivable_area"), dash("#e1e5ea", 9)), map("lane_center", "Lane centres", kinds.has("lane_center"), dash("#aab3bf", 1, "5 4")),
     map("boundary", "Boundaries", kinds.has("lane_boundary") || kinds.has("road_edge"), dash("#8f99a8", 1.3)), map("crosswalk", "Crosswalks", kinds.has("crosswalk"), dash("#c3cad4", 6, "2 2")),
-    ["signal", "Signals", meta.signals.length > 0, meta.map ? "none" : "unknown", dash("#23a455", 8, "0 30")],
+    ["signal", "Signals", meta.signals.length > 0, meta.map ? "none" : "unknown", "M13 6h0|#23a455|9|"],
   ];
   list.replaceChildren();
   for (const row of rows) {
