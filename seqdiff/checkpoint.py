@@ -104,7 +104,7 @@ def load_task(path: Path) -> tuple[Any, dict[str, Any]]:
     config = config_of(content)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Task, "model")
-    task = parser.instantiate_classes(parser.parse_object({"model": config["model"]})).model
+    task = parser.instantiate(parser.parse_object({"model": config["model"]})).model
     try:
         task.load_state_dict(content["state_dict"])
     except RuntimeError as error:

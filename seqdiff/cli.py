@@ -355,7 +355,7 @@ def sample_command(r: SampleRequest) -> Path:
     section["init_args"] |= {key: value for key, value in changes.items() if value is not None}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(LightningDataModule, "data")
-    data = parser.instantiate_classes(parser.parse_object({"data": section})).data
+    data = parser.instantiate(parser.parse_object({"data": section})).data
     sampler = choose_sampler(
         task.sampler, step=r.sampler, steps=r.steps, temperature=r.temperature, guidance=r.guidance
     )
@@ -425,7 +425,7 @@ def _plain(command: str, args: Sequence[str]) -> Any:
         values = parser.parse_args([f"--{k}={v}" for k, v in given.items()] + flags)
     except ArgumentError as error:
         raise UsageError(f"seqdiff {command}: {error}") from error
-    named = parser.instantiate_classes(values).as_dict()
+    named = parser.instantiate(values).as_dict()
     return function(SampleRequest(**named)) if request is not None else function(**named)
 
 
