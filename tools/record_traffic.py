@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     meta["sumo"] = version("eclipse-sumo")
     write_recordings(args.out, "embedded-traffic", scenes, meta)
     print(summarise(scenes))
-    print("SUMO counted " + ", ".join(f"{value} {key}" for key, value in counts.items()))
+    print("counted: " + ", ".join(f"{value} {key}" for key, value in counts.items()))
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB, {len(scenes)} scenes, {time.monotonic() - began:.0f} s")
     return 0
 

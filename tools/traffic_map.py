@@ -1,6 +1,6 @@
 """SUMO's network as a road map: lane centre lines, drivable area, crosswalks; and signals per lane.
 
-The drivable area is what a driver sees as road: lanes, those inside junctions, the ground between and a shoulder beside,
+The drivable area is what a driver sees as road: lanes, those inside junctions, the ground between, a shoulder beside,
 with inner corners rounded like a kerb. Pavements do not belong to it.
 """
 
@@ -20,7 +20,7 @@ from seqdiff.domains.trajectory.scene import MapElement, RoadMap
 SHOULDER = 0.5  # metres beside the outer lanes
 GRID = 0.01  # metres, the file's unit of map points
 NIB = 1.6  # metres, half the width of slivers of junction ground that are left out
-MIN_HOLE = 4.0  # m^2; smaller islands are painted, not built
+MIN_HOLE = 12.0  # m^2; smaller islands are painted, not built
 TOLERANCE = 0.02  # metres, simplification of rings and lines
 MIN_LANE = 0.05  # metres; netconvert joins straight edges by inner lanes of no length, which are not lanes
 LONGEST = 100.0  # metres between two points of a ring or a line

@@ -387,5 +387,8 @@ def _curve(name: str, rng: np.random.Generator) -> Network:
         nodes.append(Node("side", pair(far)))
         edges += _both_ways(f"n{joint}", "side", Edge("", "", "", 1, 11.11, width, 2))
         rim.append("side")
-    flows = _rim_flows(edges, rim, rng.uniform(0.15, 0.24), rng)
+    flows = _rim_flows(edges, rim, rng.uniform(0.13, 0.21), rng)
+    for flow in flows:  # a side road takes little of the traffic, else who waits to turn left blocks the only lane
+        flow.rate *= 0.4 if flow.edge.startswith("side") else 1.0
+        flow.sinks = {edge: weight * (0.25 if edge.endswith("side") else 1.0) for edge, weight in flow.sinks.items()}
     return Network(name, "curve", nodes, edges, flows, RURAL)

@@ -24,6 +24,7 @@ DT = 0.1
 LEAD_S = 4.0  # recorded ahead of a scene, so that smoothing and trailing have a past at its first step
 SMOOTH_S = 0.2
 WALK_SMOOTH_S = 0.3
+WALK_JUMP, DRIVE_JUMP = 1.0, 6.5  # metres in one step that nobody walks or drives
 OVERHANG, WHEELBASE = 0.22, 0.56  # front axle behind the bumper, rear axle behind the front one: shares of the length
 STYLES = 6  # drivers of each class in a run's pool
 
@@ -198,11 +199,15 @@ def simulate(network: Network, net: Path, folder: Path, warm_s: float, seconds: 
     steps = round(seconds / DT)
     first = round(warm_s / DT)
     tracks = []
+    statistics = _read_statistics(folder / "stat.xml") | {"tracks cut at a jump": 0}
     for name in sorted(rows, key=lambda n: (n[0], int(n[1:]))):
-        track = _track(name, rows[name], sizes, first, steps)
+        whole = np.array(rows[name][1])
+        table = without_jump(whole, WALK_JUMP if name[0] == "p" else DRIVE_JUMP, first, steps)
+        statistics["tracks cut at a jump"] += len(table) < len(whole)
+        track = _track(name, rows[name][0], table, sizes, (first, steps))
         if track is not None:
             tracks.append(track)
-    return Run(tracks, _read_lights(folder / "tls.xml", lights, first, steps), _read_statistics(folder / "stat.xml"))
+    return Run(tracks, _read_lights(folder / "tls.xml", lights, first, steps), statistics)
 
 
 def _sizes(demand: Path) -> dict[str, tuple[float, float]]:
@@ -253,11 +258,21 @@ def _read_statistics(path: Path) -> dict[str, int]:
     return counts
 
 
-def _track(name: str, rows: tuple[str, list[tuple[int, float, float, float]]], sizes: dict[str, tuple[float, float]],
-           first: int, steps: int) -> Track | None:  # fmt: skip
-    """The part of one agent's rows that lies in the scene, as box centres; None when none does."""
-    vtype, values = rows
-    table = np.array(values)
+def without_jump(table: np.ndarray, jump: float, first: int, steps: int) -> np.ndarray:
+    """The rows (step, x, y, ...) without a step over `jump` metres that cover most of the scene; all of them as a rule.
+
+    SUMO's people now and then appear at the far side of a crossing in one step; vehicles never do. [T, C] -> [S, C]
+    """
+    cuts = np.flatnonzero(np.linalg.norm(np.diff(table[:, 1:3], axis=0), axis=1) > jump) + 1
+    parts = np.split(table, cuts)
+    return max(parts, key=lambda p: int(np.sum((p[:, 0] >= first) & (p[:, 0] < first + steps))))
+
+
+def _track(
+    name: str, vtype: str, table: np.ndarray, sizes: dict[str, tuple[float, float]], span: tuple[int, int]
+) -> Track | None:
+    """The part of one agent's rows that lies in the scene (first step, steps), as box centres; None when none does."""
+    first, steps = span
     step = table[:, 0].astype(int) - first
     if np.any(np.diff(step) != 1):
         raise SumoError(f"{name}: rows of the floating-car file skip a step; expected one row a step")

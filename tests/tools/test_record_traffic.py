@@ -14,7 +14,7 @@ from seqdiff.domains.trajectory.scene import MapElement, RoadMap, Scene, Track
 from seqdiff.tools import record_traffic, traffic_report
 from seqdiff.tools.traffic_map import TrafficMap
 from seqdiff.tools.traffic_networks import KINDS, make_network
-from seqdiff.tools.traffic_run import OVERHANG, WHEELBASE, follow, smooth, trail
+from seqdiff.tools.traffic_run import OVERHANG, WHEELBASE, follow, smooth, trail, without_jump
 
 needs_sumo = pytest.mark.skipif(
     importlib.util.find_spec("sumo") is None, reason="SUMO is not installed (pip install seqdiff[traffic])"
@@ -56,6 +56,17 @@ def test_smoothing_keeps_lines_and_short_tracks() -> None:
     assert np.allclose(smooth(line, 2.0), line, atol=1e-9)
     for n in (1, 2, 5):
         assert np.allclose(smooth(line[:n], 3.0), line[:n], atol=1e-9)
+
+
+def test_a_walk_is_cut_where_sumo_moves_it_across_the_road() -> None:
+    step = np.arange(100.0)
+    table = np.stack([step, 0.14 * step + 20.0 * (step >= 30), np.zeros(100)], 1)
+    got = without_jump(table, 1.0, first=10, steps=200)
+    assert (got[0, 0], got[-1, 0]) == (30.0, 99.0)
+    assert (
+        without_jump(table, 1.0, first=0, steps=40)[-1, 0] == 29.0
+    )  # of the scene's steps the part before covers more
+    assert len(without_jump(table, 30.0, first=0, steps=100)) == 100
 
 
 def test_box_corners_and_overlaps_by_hand() -> None:
