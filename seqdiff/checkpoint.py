@@ -49,7 +49,9 @@ def find(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.exists():
-        raise CheckpointError(f"no checkpoint at {path}: give a .ckpt file or the folder of a run (`seqdiff fit` prints it)")
+        raise CheckpointError(
+            f"no checkpoint at {path}: give a .ckpt file or the folder of a run (`seqdiff fit` prints it)"
+        )
     found = sorted(path.rglob("*.ckpt"), key=lambda p: (p.name == "last.ckpt", p.stat().st_mtime))
     if not found:
         raise CheckpointError(f"no *.ckpt file under {path}: was the run stopped before its first checkpoint?")
@@ -77,7 +79,9 @@ def config_of(content: dict[str, Any]) -> dict[str, Any]:
     """The resolved config of the run that wrote the checkpoint."""
     config = yaml.safe_load(content[KEY]["config"])
     if not isinstance(config, dict) or "model" not in config:
-        raise CheckpointError("the checkpoint holds no config to rebuild the model from: it was not trained through `seqdiff fit`")
+        raise CheckpointError(
+            "the checkpoint holds no config to rebuild the model from: it was not trained through `seqdiff fit`"
+        )
     return config
 
 

@@ -153,7 +153,10 @@ def _checked(override: str, known: dict[str, None]) -> str:
     if key in known:
         return "++" + override
     near = nearest(key, known)
-    raise UsageError(f"unknown key {key!r}." + (f" Did you mean {near}?" if near else " See `seqdiff fit --print_config` for all keys."))
+    raise UsageError(
+        f"unknown key {key!r}."
+        + (f" Did you mean {near}?" if near else " See `seqdiff fit --print_config` for all keys.")
+    )
 
 
 def nearest(word: str, words: Any) -> str:
@@ -253,7 +256,9 @@ def _run_lightning(command: str, config: dict[str, Any], flags: list[str]) -> No
     from seqdiff.task import Task
 
     class CLI(LightningCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:  # the stock one warns about sys.argv, which DDP re-runs
+        def parse_arguments(
+            self, parser: Any, args: Any
+        ) -> None:  # the stock one warns about sys.argv, which DDP re-runs
             self.config = parser.parse_args(args)
 
         def before_fit(self) -> None:
@@ -286,7 +291,11 @@ def _fit_help(command: str) -> str:
     lines = [f"usage: seqdiff {command} " + ("[group=choice] [key=value ...] [--flags of LightningCLI]" if command == "fit"
              else "run=FOLDER [data.init_args.KEY=VALUE ...]"), ""]  # fmt: skip
     if command != "fit":
-        lines += ["Measures of samples from the averaged weights of a run, on its " + ("validation" if command == "validate" else "test") + " split."]
+        lines += [
+            "Measures of samples from the averaged weights of a run, on its "
+            + ("validation" if command == "validate" else "test")
+            + " split."
+        ]
         return "\n".join(lines)
     with initialize_config_module("seqdiff.configs", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -446,7 +455,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             _plain(command, rest)
         else:
             near = nearest(command, [*LIGHTNING, *COMMANDS])
-            raise UsageError(f"unknown command {command!r}." + (f" Did you mean {near}?" if near else "") + " See seqdiff --help.")
+            raise UsageError(
+                f"unknown command {command!r}." + (f" Did you mean {near}?" if near else "") + " See seqdiff --help."
+            )
     except (UsageError, CheckpointError, ValueError, FileExistsError, FileNotFoundError) as error:
         if os.environ.get("SEQDIFF_TRACEBACK"):
             raise

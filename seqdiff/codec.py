@@ -47,7 +47,9 @@ class LinearCodec(nn.Module):
         """
         d = self.basis.shape[0]
         if len(x) <= d:
-            raise ValueError(f"the codec was given {len(x)} complete futures to fit {d} dimensions; it needs more than {d}")
+            raise ValueError(
+                f"the codec was given {len(x)} complete futures to fit {d} dimensions; it needs more than {d}"
+            )
         if not torch.isfinite(x).all():
             raise ValueError("the codec was given values that are not finite; the data module must mask them")
         x = x.double()
@@ -60,7 +62,7 @@ class LinearCodec(nn.Module):
             if rows.sum() >= min_group:
                 weight[rows] = 1 / (y[rows].square().mean().sqrt() + 0.05 * y.square().mean().sqrt())
         w = y * weight[:, None]
-        values, vectors = torch.linalg.eigh(w.T @ w / len(w))
+        _, vectors = torch.linalg.eigh(w.T @ w / len(w))
         basis = vectors.flip(1)[:, :d].T
         z = y @ basis.T
         scale = z.square().mean(0).sqrt().clamp_min(1e-6).expand_as(self.scale).clone()
@@ -70,7 +72,12 @@ class LinearCodec(nn.Module):
                 own = z[rows].square().mean(0).sqrt()
                 scale[g] = torch.maximum(own, 0.01 * scale[g])
         error = y - z @ basis
-        for name, value in [("mean", mean), ("basis", basis), ("scale", scale), ("residual", error.square().mean(0).sqrt())]:
+        for name, value in [
+            ("mean", mean),
+            ("basis", basis),
+            ("scale", scale),
+            ("residual", error.square().mean(0).sqrt()),
+        ]:
             getattr(self, name).copy_(value)
         self.fitted.fill_(True)
         return {

@@ -119,7 +119,12 @@ class Attention(nn.Module):
         return kv[0], kv[1]
 
     def forward(
-        self, x: Tensor, kv: tuple[Tensor, Tensor] | None, bias: Tensor, pair: Tensor | None, index: Tensor | None = None
+        self,
+        x: Tensor,
+        kv: tuple[Tensor, Tensor] | None,
+        bias: Tensor,
+        pair: Tensor | None,
+        index: Tensor | None = None,
     ) -> Tensor:
         """x b n k w. kv None = attention among the tokens of each sample; index b n = rotary positions."""
         b, n, k, _ = x.shape
@@ -270,7 +275,7 @@ class DiT(nn.Module):
     def prepare(self, cond: Cond) -> Prepared:
         """Project the context: keys, values, position biases of every block, once for all samples and steps."""
         ctx = self.ctx(cond.ctx)
-        b, m, w = ctx.shape
+        b, _, w = ctx.shape
         ctx = torch.cat([self.null.expand(b, 1, w), ctx], dim=1)
         ctx_mask = torch.cat([cond.ctx_mask.new_ones(b, 1), cond.ctx_mask], dim=1)
         self_pair = cross_pair = index = None

@@ -60,9 +60,7 @@ def generate(
     return {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
 
 
-def describe_run(
-    task: Task, ckpt: Path, config: dict[str, Any], sampler: Sampler, k: int, seed: int
-) -> dict[str, Any]:
+def describe_run(task: Task, ckpt: Path, config: dict[str, Any], sampler: Sampler, k: int, seed: int) -> dict[str, Any]:
     """The part of run.json that any domain shares."""
     return {
         "checkpoint": {"path": str(ckpt), "sha256": checkpoint.sha256(ckpt)},
@@ -82,5 +80,3 @@ def describe_run(
 def choose_sampler(default: Sampler, **changes: Any) -> Sampler:
     """The checkpoint's sampler with those settings changed that are not None."""
     return replace(default, **{name: value for name, value in changes.items() if value is not None})
-
-

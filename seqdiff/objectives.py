@@ -11,7 +11,9 @@ from seqdiff.path import Path, Prediction, target
 from seqdiff.types import Cond, Net
 
 
-def sample_times(shape: tuple[int, ...], density: str, generator: torch.Generator | None, device: torch.device) -> Tensor:
+def sample_times(
+    shape: tuple[int, ...], density: str, generator: torch.Generator | None, device: torch.device
+) -> Tensor:
     """Times in (0, 1): "uniform", or "logit_normal" (Esser et al. 2024, section 3.1, m = 0, s = 1).
 
     The last axis is stratified: the k draws of an item cover [0, 1] evenly, which lowers the variance of its loss.
@@ -62,7 +64,9 @@ class FlowMatching(Objective):
         context_drop: float = 0.0,
     ) -> None:
         if draws < 1 or not 0 <= context_drop < 1:
-            raise ValueError(f"draws is {draws}, context_drop {context_drop}; expected at least 1, and a share in [0, 1)")
+            raise ValueError(
+                f"draws is {draws}, context_drop {context_drop}; expected at least 1, and a share in [0, 1)"
+            )
         self.path, self.prediction, self.density = path, prediction, density
         self.draws, self.context_drop = draws, context_drop
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 Prediction = Literal["v", "x0", "eps"]
 Grid = Literal["uniform", "logsnr"]
-T = TypeVar("T", float, Tensor)
+T = TypeVar("T", bound="float | Tensor")
 
 
 def _cos(x: T) -> T:
@@ -38,18 +38,18 @@ class Path:
     kind: Literal["linear", "cosine"] = "linear"
 
     def alpha(self, t: T) -> T:
-        return 1 - t if self.kind == "linear" else _cos(t * (math.pi / 2))
+        return 1 - t if self.kind == "linear" else _cos(t * (math.pi / 2))  # type: ignore[return-value]
 
     def sigma(self, t: T) -> T:
-        return t if self.kind == "linear" else _sin(t * (math.pi / 2))
+        return t if self.kind == "linear" else _sin(t * (math.pi / 2))  # type: ignore[return-value]
 
     def d_alpha(self, t: T) -> T:
         """d alpha / d t."""
-        return 0 * t - 1 if self.kind == "linear" else _sin(t * (math.pi / 2)) * (-math.pi / 2)
+        return 0 * t - 1 if self.kind == "linear" else _sin(t * (math.pi / 2)) * (-math.pi / 2)  # type: ignore[return-value]
 
     def d_sigma(self, t: T) -> T:
         """d sigma / d t."""
-        return 0 * t + 1 if self.kind == "linear" else _cos(t * (math.pi / 2)) * (math.pi / 2)
+        return 0 * t + 1 if self.kind == "linear" else _cos(t * (math.pi / 2)) * (math.pi / 2)  # type: ignore[return-value]
 
     def log_snr(self, t: float) -> float:
         """lambda(t) = log(alpha / sigma): +inf at t = 0, -inf at t = 1."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from seqdiff.path import Path
 from seqdiff.steps import Step

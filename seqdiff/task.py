@@ -83,8 +83,8 @@ class Task(L.LightningModule):
         adapter: DomainModule,
         net: DiT,
         objective: Objective,
-        sampler: Sampler = Sampler(),  # noqa: B008 (frozen)
-        optimizer: Optimizer = Optimizer(),  # noqa: B008 (frozen)
+        sampler: Sampler = Sampler(),
+        optimizer: Optimizer = Optimizer(),
         val_samples: int = 20,
     ) -> None:
         super().__init__()
@@ -104,15 +104,19 @@ class Task(L.LightningModule):
         if stage == "fit" and not bool(self.adapter.codec.fitted):
             if self.trainer.is_global_zero:
                 report = self.adapter.fit(self.trainer.datamodule)  # type: ignore[attr-defined]
-                self.print("codec fitted on the training split: " + ", ".join(f"{k} {v:.4g}" for k, v in report.items()))
-            for name, value in self.adapter.codec.named_buffers():
+                self.print(
+                    "codec fitted on the training split: " + ", ".join(f"{k} {v:.4g}" for k, v in report.items())
+                )
+            for value in self.adapter.codec.buffers():
                 value.copy_(self.trainer.strategy.broadcast(value, src=0))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         z0, weight = self.adapter.encode(batch)
         # by step and rank alone, so that a resumed run draws what the killed one would have drawn
         seed = torch.initial_seed() % 2**31
-        generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + self.global_step * 64 + self.global_rank)
+        generator = torch.Generator(self.device).manual_seed(
+            seed * 1_000_003 + self.global_step * 64 + self.global_rank
+        )
         loss = self.objective(self.net, z0, weight, self.adapter.context(batch), generator)
         learned = weight.sum(-1)
         mean = (loss * learned).sum() / learned.sum().clamp_min(1)
@@ -216,5 +220,3 @@ class Task(L.LightningModule):
 
     def on_save_checkpoint(self, ckpt: dict[str, Any]) -> None:
         ckpt[checkpoint.KEY] = checkpoint.header(self.config_text)
-
-

@@ -118,6 +118,6 @@ def check_adapter(adapter: Adapter, batch: Any, change_future: Callable[[Any], A
         assert out.shape[:2] == (b, 3) and torch.isfinite(out).all()
         assert torch.allclose(out[:, 0], out[:, 1], atol=tolerance), "equal latents decode alike"
         for name, value in adapter.score(out, batch).items():
-            assert value.shape == (b, 3), f"score {name} has shape {tuple(value.shape)}; expected one number per sample (b k)"
-
-
+            assert value.shape == (b, 3), (
+                f"score {name} has shape {tuple(value.shape)}; expected one number per sample (b k)"
+            )

@@ -115,8 +115,9 @@ def as_seeds(seed: int, items: int, samples: int, first_item: int = 0) -> Tensor
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed is {seed}; expected an integer in [0, 2**31)")
     if items + first_item > 2**16 * 64 or samples > 2**10:
-        raise ValueError(f"{first_item + items} items x {samples} samples; at most {2**22} items and {2**10} samples a seed")
+        raise ValueError(
+            f"{first_item + items} items x {samples} samples; at most {2**22} items and {2**10} samples a seed"
+        )
     item = torch.arange(first_item, first_item + items, dtype=torch.int64)
     sample = torch.arange(samples, dtype=torch.int64)
     return (torch.tensor(seed, dtype=torch.int64) << 32) + (item[:, None] << 10) + sample[None, :]
-

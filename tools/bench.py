@@ -16,7 +16,7 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from seqdiff.domains.trajectory.batch import SceneBatch
-from seqdiff.task import Sampler, Task
+from seqdiff.task import Task
 
 
 def random_scene(agents: int, history: int, horizon: int, segments: int, dt: float) -> SceneBatch:
@@ -128,7 +128,10 @@ def bench(
         "parameters": float(sum(p.numel() for p in task.parameters())),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    _print(out, f"{k} joint futures x {agents} agents x {a.horizon * a.dt:g} s, {steps} steps, {threads} threads, {precision}")
+    _print(
+        out,
+        f"{k} joint futures x {agents} agents x {a.horizon * a.dt:g} s, {steps} steps, {threads} threads, {precision}",
+    )
     return out
 
 

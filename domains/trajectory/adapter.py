@@ -155,7 +155,9 @@ class TrajectoryAdapter(DomainModule):
         self.lever, self.velocity_frames, self.reference = lever, velocity_frames, reference
         self.speed_bins = tuple(speed_bins)
         self.encoder = SceneEncoder(history, points, ctx_dim, layers, heads, pair_dim, length, speed)
-        self.codec = LinearCodec(horizon * (3 if lever > 0 else 2), latent_dim, len(AGENT_TYPES) * (len(speed_bins) + 1))
+        self.codec = LinearCodec(
+            horizon * (3 if lever > 0 else 2), latent_dim, len(AGENT_TYPES) * (len(speed_bins) + 1)
+        )
 
     def check(self, batch: SceneBatch) -> None:
         """Refuse a batch of other length or dt than the adapter was built for."""
@@ -209,7 +211,9 @@ class TrajectoryAdapter(DomainModule):
         parts, known = [xy.flatten(2)], [valid.flatten(2)]
         if self.lever > 0:
             first = local[..., :1, 2]
-            turned = first + torch.cat([torch.zeros_like(first), wrap(local[..., 1:, 2] - local[..., :-1, 2])], -1).cumsum(-1)
+            turned = first + torch.cat(
+                [torch.zeros_like(first), wrap(local[..., 1:, 2] - local[..., :-1, 2])], -1
+            ).cumsum(-1)
             # unwrapped along the valid steps only: a hole would break the sum, so there the wrapped angle stands
             whole = batch.fut_valid.all(-1, keepdim=True)
             parts.append(torch.where(whole, turned, local[..., 2]) * self.lever)
@@ -230,7 +234,9 @@ class TrajectoryAdapter(DomainModule):
             if n >= limit:
                 break
         if not rows:
-            raise ValueError("the training split has no windows to fit the codec on; check data.windows and the store's splits")
+            raise ValueError(
+                "the training split has no windows to fit the codec on; check data.windows and the store's splits"
+            )
         return self.codec.fit(torch.cat(rows)[:limit], torch.cat(groups)[:limit])
 
     def encode(self, batch: SceneBatch) -> tuple[Tensor, Tensor]:

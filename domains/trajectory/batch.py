@@ -40,7 +40,7 @@ class SceneBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SceneBatch:
         """A copy with every tensor on `device` (Lightning calls this)."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: v.to(device, non_blocking=non_blocking) if isinstance(v := getattr(self, f.name), Tensor) else v
             for f in fields(self)
         }

@@ -89,8 +89,7 @@ def evaluate(
     ks = sorted({*wanted, found.n_samples})
     notes = [f"K = {n} was left out: there are {found.n_samples} samples" for n in asked if n not in wanted]
     model = {
-        n: Row(f"model_{n}", "model" if n == found.n_samples else f"model, {n} of {found.n_samples} by mass", n)
-        for n in ks
+        n: Row(f"model_{n}", "model" if n == found.n_samples else f"model, {n} of {found.n_samples}", n) for n in ks
     }
     draws = floor_rows(data, wanted, Path(train_store) if train_store else None, fit, notes)
     recorded = Row("recording", "recording itself", 1)
@@ -162,7 +161,7 @@ def aligned(windows: list[Window], batch: SceneBatch) -> tuple[Tensor, Tensor]:
         if set(place) != set(w.agent_ids) or w.xyh.shape[2] != t:
             odd = sorted(set(place) ^ set(w.agent_ids))[:3]
             raise SampleError(
-                f"scene {w.scene_id!r} at t0 = {w.t0}: samples hold {len(w.agent_ids)} agents x {w.xyh.shape[2]} steps, "
+                f"scene {w.scene_id!r} at t0 = {w.t0}: samples of {len(w.agent_ids)} agents x {w.xyh.shape[2]} steps, "
                 f"the store's window {len(place)} x {t} (differing: {', '.join(odd) or 'none'})"
             )
         xyh = w.xyh.copy()
@@ -189,17 +188,20 @@ def floor_rows(
         notes.append(f"K-sample floors were left out: the train split of {source.path} has no window")
         return rows
     used = min(len(train), floors.FIT_WINDOWS)
-    notes.append(f"noise of K-sample floors fitted on {used} of {len(train)} windows of split train, never on these")
+    notes.append(
+        "CV, CTR noise: K samples of constant velocity, constant turn rate with the noise that makes minADE or minJADE of K best "
+        f"on {used} of {len(train)} windows of split train, never on these"
+    )
     for n in (n for n in ks if n > 1):
-        for turning, name in ((False, "constant velocity"), (True, "constant turn rate")):
+        for turning, short, name in ((False, "CV", "velocity"), (True, "CTR", "turn_rate")):
             fitted: dict[Noise, list[Measure]] = {}
             for measure in ("minADE", "minJADE"):
                 fitted.setdefault(fit_noise(train, n, turning, measure), []).append(measure)  # type: ignore[arg-type]
             for noise, measures in fitted.items():
-                label = f"{name} + noise ({', '.join(measures)})"
-                key = f"{name.replace(' ', '_')}_{n}_{'_'.join(measures)}"
+                label = f"{short} noise, {measures[0] if len(measures) == 1 else 'both'}"
+                key = f"constant_{name}_{n}_{'_'.join(measures)}"
                 rows.append((Row(key, label, n), _drawer(n, noise, turning)))
-                notes.append(f"{label}, K = {n}: {noise}")
+                notes.append(f"{label}, K = {n}: {noise.describe()}")
     return rows
 
 

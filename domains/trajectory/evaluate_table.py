@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,21 +20,25 @@ FORMAT, VERSION = "seqdiff-metrics", 1
 AGENT_MEANS = ("minADE", "minFDE", "MR", "brier_minFDE", "collision")  # mean over all agents of all windows
 WINDOW_MEANS = ("minJADE", "minJFDE", "joint_MR", "brier_minJFDE", "energy_score", "spread", "modes", "CR_mean")
 SHARES = ("off_road", "infeasible")  # bad of looked at, over everything; None = nothing to look at (no map)
-COLUMNS = (  # name in metrics.json, heading, digits, factor
-    ("minADE", "minADE", 3, 1),
-    ("minFDE", "minFDE", 3, 1),
-    ("MR", "MR", 3, 1),
-    ("minJADE", "minJADE", 3, 1),
-    ("minJFDE", "minJFDE", 3, 1),
-    ("joint_MR", "joint MR", 3, 1),
-    ("brier_minJFDE", "brier-minJFDE", 3, 1),
-    ("energy_score", "energy score", 3, 1),
-    ("collision", "collide %", 2, 100),
-    ("CR_mean", "CR_mean", 3, 1),
-    ("off_road", "off-road %", 2, 100),
-    ("infeasible", "infeasible %", 2, 100),
-    ("spread", "spread m", 2, 1),
-    ("modes", "modes", 1, 1),
+TABLES = (  # two that fit a terminal of 80 columns: (name in metrics.json, heading, digits, factor)
+    (
+        ("minADE", "minADE", 3, 1),
+        ("minFDE", "minFDE", 3, 1),
+        ("MR", "MR", 3, 1),
+        ("minJADE", "minJADE", 3, 1),
+        ("minJFDE", "minJFDE", 3, 1),
+        ("joint_MR", "joint\nMR", 3, 1),
+    ),
+    (
+        ("brier_minJFDE", "brier\nJFDE", 3, 1),
+        ("energy_score", "energy\nscore", 3, 1),
+        ("collision", "collide\n%", 2, 100),
+        ("CR_mean", "CR\nmean", 3, 1),
+        ("off_road", "off\nroad %", 2, 100),
+        ("infeasible", "infeas.\n%", 2, 100),
+        ("spread", "spread\nm", 2, 1),
+        ("modes", "modes", 1, 1),
+    ),
 )
 UNITS = (
     "metres; marginal measures are means over all agents of all windows, joint ones take one sample for the whole"
@@ -150,40 +155,49 @@ def _warnings(rows: list[Filled]) -> list[str]:
             collapsed = int((v < COLLAPSE_M).sum())
             if collapsed > 0.05 * len(v):
                 out.append(
-                    f"{name}: in {collapsed} of {len(v)} windows the {k} samples are less than {COLLAPSE_M:g} m apart on "
-                    "average: collapsed; sample at a higher temperature, or train longer"
+                    f"{name}: in {collapsed} of {len(v)} windows the {k} samples lie less than {COLLAPSE_M:g} m "
+                    "apart on average: collapsed; sample at a higher temperature, or train longer"
                 )
     return out
 
 
 def show(out: dict[str, Any], console: Console) -> None:
-    """Prints header, table, notes and warnings."""
+    """Prints header, tables, notes and warnings."""
     h = out["header"]
-    title = (
+    console.print(
         f"{h['store']}, split {h['split']}: N = {h['n_agents']:,} agents in {h['n_windows']:,} windows, "
-        f"dt {h['dt']:g} s, "
-        f"history {h['history_s']:g} s, horizon {h['horizon_s']:g} s; {h['n_samples']} samples, {h['steps']} steps, "
-        f"{h['evaluations']} evaluations, {h['sampler']}, seed {h['seed']}"
+        f"dt {h['dt']:g} s, history {h['history_s']:g} s, horizon {h['horizon_s']:g} s\n"
+        f"{h['n_samples']} samples, {h['steps']} steps, {h['evaluations']} evaluations, sampler {h['sampler']}, "
+        f"temperature {h['temperature']}, seed {h['seed']}",
+        style="bold",
+        markup=False,
+        highlight=False,
     )
-    columns = [c for c in COLUMNS if any(c[0] in row for row in out["rows"])]
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("", no_wrap=True)
-    table.add_column("K", justify="right")
-    for _, heading, _, _ in columns:
-        table.add_column(heading, justify="right")
-    last = ""
-    for row in out["rows"]:
-        group = row["key"].split("_")[0]
-        if last and group != last:
-            table.add_section()
-        last = group
-        cells = [_cell(row, name, digits, factor) for name, _, digits, factor in columns]
-        table.add_row(escape(row["name"]), "" if row["key"] == "recording" else str(row["k"]), *cells)
-    console.print(table)
+    for table in TABLES:
+        console.print(_table(out["rows"], table))
     for note in out["notes"]:
         console.print(f"note: {note}", markup=False, highlight=False)
     for warning in out["warnings"]:
         console.print(f"WARNING: {warning}", style="bold red", markup=False, highlight=False)
+
+
+def _table(rows: list[dict[str, Any]], columns: tuple[tuple[str, str, int, int], ...]) -> Table:
+    columns = tuple(c for c in columns if any(c[0] in row for row in rows))
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("K", *(heading for _, heading, _, _ in columns)):
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    shown = [row for row in rows if any(name in row for name, *_ in columns)]
+    for i, row in enumerate(shown):
+        cells = [_cell(row, name, digits, factor) for name, _, digits, factor in columns]
+        last = i + 1 < len(shown) and _group(row) != _group(shown[i + 1])
+        k = "" if row["key"] == "recording" else str(row["k"])
+        table.add_row(escape(row["name"]), k, *cells, end_section=last)
+    return table
+
+
+def _group(row: dict[str, Any]) -> str:
+    return str(row["key"]).split("_")[0]
 
 
 def _cell(row: dict[str, Any], name: str, digits: int, factor: int) -> str:

@@ -35,6 +35,11 @@ class Noise:
     heading: float = 0.0  # of the direction of motion, rad
     turn: float = 0.0  # of the turn rate, rad/s
 
+    def describe(self) -> str:
+        """In words, for print."""
+        speed = f"speed {self.relative:.0%} and {self.absolute:g} m/s"
+        return f"{speed}, direction {self.heading:g} rad, turn rate {self.turn:g} rad/s"
+
 
 class Motion(NamedTuple):
     """State at t0, from the history."""

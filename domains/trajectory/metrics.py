@@ -10,7 +10,7 @@ agents of a window, minimum over k, mean over windows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ DIVERSITY_STEPS = 12
 PEDESTRIAN_RADIUS_M = 0.1
 
 
-class Forecast(NamedTuple):
+@dataclass(frozen=True)
+class Forecast:
     """All displacement measures of a batch. Agents: [b, a], meaningful where count; windows: [b], NaN where no agent
     counts.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -62,7 +62,9 @@ class Scene:
     map: RoadMap | None = None
     # changes of signal state: (lane_center element id, step from which it holds, one of SIGNAL_STATES)
     signals: list[tuple[str, int, str]] = field(default_factory=list)
-    meta: dict[str, str | int | float | bool] = field(default_factory=dict)  # e.g. group of overlapping scenes, nominal dt
+    meta: dict[str, str | int | float | bool] = field(
+        default_factory=dict
+    )  # e.g. group of overlapping scenes, nominal dt
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Drop:
     detail: str = ""  # which agent, which row, what was got
 
 
+@runtime_checkable
 class Reader(Protocol):
     """A source of scenes. `name` and `source` go to the manifest; iterating yields scenes and, in between, what was dropped."""
 

@@ -63,7 +63,12 @@ def test_infilling_of_a_correlated_pair_moves_towards_the_conditional_mean():
     mask = torch.tensor([True, False]).view(1, 1, 1, 2)
     known = torch.tensor([2.0, 0.0]).view(1, 1, 1, 2)
     out = sample(
-        denoiser, noise, time_grid(PATH, 64), path=PATH, step=STEPS["ddim"].step, guides=[Infill(known, mask, noise.z, PATH)]
+        denoiser,
+        noise,
+        time_grid(PATH, 64),
+        path=PATH,
+        step=STEPS["ddim"].step,
+        guides=[Infill(known, mask, noise.z, PATH)],
     ).z
     assert (out[..., 0] == 2.0).all()
     assert abs(out[..., 1].mean().item() - 0.86) < 0.1

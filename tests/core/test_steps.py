@@ -89,9 +89,11 @@ def test_samples_of_a_gaussian_have_its_law():
 def test_memory_does_not_leak_between_runs():
     path = Path()
     z = torch.randn(1, 1, 3, 1, dtype=F64)
-    run = lambda: sample(  # noqa: E731
-        MIXTURE.denoiser(path), Draw(z, torch.zeros(1, 1)), time_grid(path, 5), path=path, step=STEPS["dpmpp_2m"].step
-    ).z
+
+    def run():
+        draw = Draw(z, torch.zeros(1, 1))
+        return sample(MIXTURE.denoiser(path), draw, time_grid(path, 5), path=path, step=STEPS["dpmpp_2m"].step).z
+
     assert torch.equal(run(), run())
 
 
@@ -103,4 +105,10 @@ def test_unknown_step_lists_the_choices():
 @pytest.mark.parametrize("times", [[1.0], [0.5, 0.5, 0.0], [0.0, 1.0], [1.2, 0.0]])
 def test_times_must_decrease(times):
     with pytest.raises(ValueError, match="decrease strictly"):
-        sample(lambda z, t: z, Draw(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1)), times, path=Path(), step=STEPS["ddim"].step)
+        sample(
+            lambda z, t: z,
+            Draw(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1)),
+            times,
+            path=Path(),
+            step=STEPS["ddim"].step,
+        )

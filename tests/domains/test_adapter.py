@@ -73,7 +73,9 @@ class Data:
 
 
 def small_task(lever: float = 2.0, **changes) -> Task:
-    adapter = TrajectoryAdapter(H, T, DT, latent_dim=6, ctx_dim=32, layers=1, heads=2, pair_dim=8, lever=lever, **changes)
+    adapter = TrajectoryAdapter(
+        H, T, DT, latent_dim=6, ctx_dim=32, layers=1, heads=2, pair_dim=8, lever=lever, **changes
+    )
     adapter.fit(Data())
     net = DiT(6, 32, width=32, depth=2, heads=2, pair_dim=8)
     for p in net.parameters():  # zero-initialised parts would make the tests below say nothing
@@ -206,7 +208,7 @@ def test_a_parked_vehicle_is_whitened_with_its_own_kind():
 
 def test_batches_of_another_shape_are_refused():
     task = small_task()
-    with pytest.raises(ValueError, match="dt 0.5 s; the model was built for 11, 20, 0.1 s"):
+    with pytest.raises(ValueError, match=r"dt 0\.5 s; the model was built for 11, 20, 0\.1 s"):
         task.adapter.context(replace(scene_batch(), dt=0.5))
 
 
@@ -229,7 +231,9 @@ def test_velocity_by_hand():
     hist = torch.tensor([[0.0, 0, 0], [1, 0, 0], [2, 1, 0], [4, 3, 0]])
     every = torch.ones(4, dtype=torch.bool)
     torch.testing.assert_close(velocity(hist, every, 0.5, 2), torch.tensor([4.0, 4.0]))
-    torch.testing.assert_close(velocity(hist, every, 0.5, 3), torch.tensor([3.0, 3.0]))  # line through 1, 2, 4 and 0, 1, 3
+    torch.testing.assert_close(
+        velocity(hist, every, 0.5, 3), torch.tensor([3.0, 3.0])
+    )  # line through 1, 2, 4 and 0, 1, 3
     hole = torch.tensor([True, False, False, True])
     torch.testing.assert_close(velocity(hist, hole, 0.5, 2), torch.tensor([4 / 1.5, 3 / 1.5]))
     assert (velocity(hist, torch.tensor([False, False, False, True]), 0.5, 2) == 0).all()
