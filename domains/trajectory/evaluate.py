@@ -189,8 +189,8 @@ def floor_rows(
         return rows
     used = min(len(train), floors.FIT_WINDOWS)
     notes.append(
-        "CV, CTR noise: K samples of constant velocity, constant turn rate with the noise that makes minADE or minJADE of K best "
-        f"on {used} of {len(train)} windows of split train, never on these"
+        "CV, CTR noise: K samples of constant velocity, constant turn rate with the noise that makes minADE or "
+        f"minJADE of K best on {used} of {len(train)} windows of split train, never on these"
     )
     for n in (n for n in ks if n > 1):
         for turning, short, name in ((False, "CV", "velocity"), (True, "CTR", "turn_rate")):

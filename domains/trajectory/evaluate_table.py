@@ -175,6 +175,7 @@ def show(out: dict[str, Any], console: Console) -> None:
     )
     for table in TABLES:
         console.print(_table(out["rows"], table))
+        console.print()
     for note in out["notes"]:
         console.print(f"note: {note}", markup=False, highlight=False)
     for warning in out["warnings"]:
