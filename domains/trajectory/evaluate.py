@@ -68,23 +68,28 @@ class Rates:
 def evaluate(
     samples: Path,
     store: Path | None = None,
-    k: list[int] | None = None,
+    k: list[int] | int | None = None,
     train_store: Path | None = None,
     fit: bool = True,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Measures a samples folder against the recording, prints the table and writes metrics.json beside the samples.
 
-    samples: folder that `seqdiff sample` wrote. store: where its store lies now (default: where it lay when sampled);
-    one with another content hash is refused. k: how many worlds to measure, default 6 and 20; of S samples K < S are
-    chosen as k-medoids with the mass of their clusters, without a look at the truth; all S are always measured too.
-    train_store: the store whose train split the K-sample floors' noise is fitted on (default: the samples' own). fit:
-    False leaves the K-sample floors out. quiet: no table. Returns what metrics.json holds. Raises SampleError (a
-    ValueError) where samples and store don't match.
+    Args: samples: folder that `seqdiff sample` wrote. store: where its store lies now, default where it lay when
+    sampled; one with another content is refused. k: how many worlds to measure, e.g. k=[6,20], the default. Of S
+    samples K < S are chosen as k-medoids, each with the mass of its cluster, without a look at the truth. All S are
+    always measured too. train_store: store on whose train split the K-sample floors' noise is fitted, default the
+    samples' own. fit: false leaves the K-sample floors out. quiet: true prints no table.
+
+    Returns:
+        what metrics.json holds: header, rows, windows, notes, warnings.
+
+    Raises:
+        SampleError: (a ValueError) the samples are damaged, or do not belong to the store.
     """
     found = read_samples(Path(samples))
     data = open_windows(found, store)
-    asked = sorted({6, 20} if k is None else set(k))
+    asked = sorted({6, 20} if k is None else {k} if isinstance(k, int) else set(k))
     wanted = [n for n in asked if 1 <= n <= found.n_samples]
     ks = sorted({*wanted, found.n_samples})
     notes = [f"K = {n} was left out: there are {found.n_samples} samples" for n in asked if n not in wanted]

@@ -163,7 +163,7 @@ def _masked(out: Tensor, batch: SceneBatch) -> Tensor:
 
 # ---- fitting the noise, on training windows only -----------------------------------------------------------------
 
-START = Noise(relative=0.1, absolute=0.25, heading=0.1, turn=0.02)
+STARTS = (Noise(relative=0.1, absolute=0.25, heading=0.1, turn=0.02), Noise())
 GRID: dict[str, tuple[float, ...]] = {
     "relative": (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8),
     "absolute": (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
@@ -189,7 +189,7 @@ class _Train(NamedTuple):
 def fit_noise(
     train: Windows, k: int, turning: bool, measure: Measure = "minJADE", max_windows: int = FIT_WINDOWS, seed: int = 0
 ) -> Noise:
-    """The noise on GRID that makes the K-sample floor best on training windows, by coordinate descent from START.
+    """The noise on GRID that makes the K-sample floor best on training windows, by coordinate descent from STARTS.
 
     train: windows of the TRAINING split; max_windows of them, evenly spaced, and 6 of their future steps are used.
     measure: "minJADE" (best of k, one sample for the scene; mean over windows) or "minADE" (each agent its own sample;
@@ -203,16 +203,20 @@ def fit_noise(
             known[noise] = _cost(data, noise, turning, measure)
         return known[noise]
 
-    best, moved = START, True
     with tqdm(desc=f"fit {k}-sample floor ({measure})", unit=" trials", leave=False, delay=2) as bar:
-        while moved:
-            moved = False
-            for name, values in GRID.items():
-                trial = min((replace(best, **{name: v}) for v in values), key=cost)
-                bar.update(len(values))
-                if cost(trial) < cost(best):
-                    best, moved = trial, True
-    return best
+
+        def descend(best: Noise) -> Noise:
+            moved = True
+            while moved:
+                moved = False
+                for name, values in GRID.items():
+                    trial = min((replace(best, **{name: v}) for v in values), key=cost)
+                    bar.update(len(values))
+                    if cost(trial) < cost(best):
+                        best, moved = trial, True
+            return best
+
+        return min((descend(start) for start in STARTS), key=cost)
 
 
 def _collect(train: Windows, k: int, max_windows: int, seed: int) -> _Train:
