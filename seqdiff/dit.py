@@ -77,7 +77,7 @@ def attend(q: Tensor, key: Tensor, value: Tensor, bias: Tensor, pair: Tensor | N
         scores = (q.reshape(b, h, n * k, e) @ key.transpose(-1, -2)).view(b, h, n, k, m)
     else:
         scores = torch.matmul(q.transpose(2, 3), key.permute(0, 1, 3, 4, 2)).transpose(2, 3)  # b h k n m -> b h n k m
-    p = torch.softmax(scores * (1 / math.sqrt(e)) + bias, dim=-1)
+    p = torch.softmax(torch.add(bias, scores, alpha=1 / math.sqrt(e)), dim=-1)
     if shared:
         out = (p.reshape(b, h, n * k, m) @ value).view(b, h, n, k, e)
     else:

@@ -150,7 +150,7 @@ class Task(L.LightningModule):
         items = len(batch.scene_id)
         draw = self.draw(batch, k=self.val_samples, seed=0, first_item=batch_idx * 4096)
         for name, value in self.adapter.validate(self.adapter.decode(draw.z, batch), batch).items():
-            self.log(f"{stage}/{name}", value.mean(), prog_bar=name == "minJADE", batch_size=items, sync_dist=True)
+            self.log(f"{stage}/{name}", value.mean(), prog_bar=name == "energy_score", batch_size=items, sync_dist=True)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, batch_idx, "val")

@@ -127,6 +127,7 @@ class TrajectoryData(LightningDataModule):
     splits: the store's own split names for train, val and test; null = none.
     scale_augment: (low, high) random scale of training windows, for pedestrians.
     random_focal: training draws each window's focal agent anew each epoch.
+    mirror: half of the training windows with left and right exchanged, for pedestrians.
     train_max_agents: fewer agents in training windows than `windows.max_agents`; null = the same.
     """
 
@@ -143,6 +144,7 @@ class TrajectoryData(LightningDataModule):
         scale_augment: tuple[float, float] | None = None,
         random_focal: bool = False,
         train_max_agents: int | None = None,
+        mirror: bool = False,
     ) -> None:
         super().__init__()
         unknown = sorted(set(splits or {}) - set(STAGES))
@@ -154,7 +156,7 @@ class TrajectoryData(LightningDataModule):
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.splits: dict[str, str | None] = {"train": "train", "val": "val", "test": "test", **(splits or {})}
         scale = None if scale_augment is None else (float(scale_augment[0]), float(scale_augment[1]))
-        self.vary = Vary(train_stride_s, random_focal, scale, seed, train_max_agents)
+        self.vary = Vary(train_stride_s, random_focal, scale, seed, train_max_agents, mirror)
         self._datasets: dict[tuple[str, bool], WindowDataset] = {}
 
     def prepare_data(self) -> None:

@@ -72,6 +72,7 @@ def evaluate(
     train_store: Path | None = None,
     fit: bool = True,
     quiet: bool = False,
+    min_agents: int = 1,
 ) -> dict[str, Any]:
     """Measures a samples folder against the recording, prints the table and writes metrics.json beside the samples.
 
@@ -79,7 +80,8 @@ def evaluate(
     sampled; one with another content is refused. k: how many worlds to measure, e.g. k=[6,20], the default. Of S
     samples K < S are chosen as k-medoids, each with the mass of its cluster, without a look at the truth. All S are
     always measured too. train_store: store on whose train split the K-sample floors' noise is fitted, default the
-    samples' own. fit: false leaves the K-sample floors out. quiet: true prints no table.
+    samples' own. fit: false leaves the K-sample floors out. quiet: true prints no table. min_agents:
+    windows with fewer scored agents are in no mean (ETH/UCY has two rules: 1 and 2).
 
     Returns:
         what metrics.json holds: header, rows, windows, notes, warnings.
@@ -111,10 +113,21 @@ def evaluate(
             keys += [(w.scene_id, w.t0) for w in windows]
             bar.update(len(windows))
     rows = [*model.values(), *(row for row, _ in draws), recorded]
+    enough = recorded.values()["n_agents"] >= min_agents
+    if not enough.all():
+        notes.append(f"{int((~enough).sum())} windows with fewer than {min_agents} scored agents are in no mean")
+        keys = [key for key, keep in zip(keys, enough, strict=True) if keep]
     out = {
         "format": FORMAT,
         "version": VERSION,
-        **summary(found.run, len(data), keys, kinds, [(r.key, r.name, r.k, r.values()) for r in rows], notes),
+        **summary(
+            found.run,
+            len(data),
+            keys,
+            kinds,
+            [(r.key, r.name, r.k, {m: v[enough] for m, v in r.values().items()}) for r in rows],
+            notes,
+        ),
     }
     _write(found.path / "metrics.json", out)
     if not quiet:

@@ -45,7 +45,9 @@ class Vary:
     max_agents: fewer agents than the spec allows, so that a few crowded windows do not set the cost of every batch: the
     nearest to the focal agent, and with focal "all" to one drawn anew each epoch (or to the middle if min_agents is 0).
     scale: (low, high): positions about the window's origin are multiplied by a factor that is log-uniform between the
-    two, with the map; agent sizes stay. seed: of all draws, together with the epoch and the window.
+    two, with the map; agent sizes stay. mirror: half of the windows have left and right exchanged (for pedestrians; not
+    where traffic keeps to one side), and their drivable area is unknown. seed: of all draws,
+    together with the epoch and the window.
     """
 
     stride_s: float | None = None
@@ -53,6 +55,7 @@ class Vary:
     scale: tuple[float, float] | None = None
     seed: int = 0
     max_agents: int | None = None
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         if self.max_agents is not None and self.max_agents < 1:
@@ -110,6 +113,16 @@ def _mix(*words: np.ndarray | int) -> np.ndarray:
             state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             state = state ^ (state >> np.uint64(31))
     return state
+
+
+def mirror(batch: SceneBatch, chosen: torch.Tensor) -> None:
+    """Exchange left and right (y and heading) of the chosen items (bool b), in place; their drivable area is unknown."""
+    sign = torch.where(chosen, -1.0, 1.0)
+    for xyh in (batch.hist, batch.fut):
+        xyh[..., 1:] *= sign[:, None, None, None]
+    batch.seg[..., 1] *= sign[:, None, None]
+    areas = batch.drivable
+    batch.drivable = [None if flip else areas[i] for i, flip in enumerate(chosen.tolist())]
 
 
 class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
@@ -173,7 +186,7 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
         scene = self.index.scenes[slot]
         origin = self.store.arrays["scene_origin"][scene] + pairs.centre
         scale = self._scales(slot, t0)
-        return SceneBatch(
+        made = SceneBatch(
             **self._agents(pairs, t0, scale),
             **cast("dict[str, Any]", self._tokens.batch(scene, t0, origin, scale)),
             origin=torch.from_numpy(origin),
@@ -184,6 +197,10 @@ class WindowDataset(torch.utils.data.Dataset[SceneBatch]):
             drivable=DrivableAreas(self.store, scene, origin, scale),
             dt=self.store.dt,
         )
+        if self.vary.mirror:
+            half = _mix(self.vary.seed, self.epoch, 4, self._crc[slot], t0) % np.uint64(2) == 1
+            mirror(made, torch.from_numpy(half))
+        return made
 
     def crowd(self, indices: np.ndarray) -> np.ndarray:
         """Agents present at t0 of each window, before radius and limits: what a batch will roughly cost. int64 [B]."""
