@@ -20,12 +20,19 @@ def review(
     scenes: Sequence[str] | None = None,
     budget_mb: float = 10.0,
 ) -> Path:
-    """Write a review page of a samples folder and return its path.
+    """Write a review page of a samples folder: one HTML file that opens without a network.
 
-    samples: folder of samples.parquet, scores.parquet and run.json. store: where the packed store lies, default the one
-    that run.json names; another store's content is refused. max_scenes: how many of its windows, the worst by `rank_by`
-    (a column of the page's scene index) first. scenes: show these instead, each "SCENE_ID" (all its windows) or
-    "SCENE_ID@T0". budget_mb: largest size in 10^6 bytes; windows beyond it are counted on stderr and on the page.
+    Args:
+        samples: folder of samples.parquet, scores.parquet and run.json.
+        out: the page.
+        store: where the packed store lies; default: as run.json says; another store's content is refused.
+        max_scenes: how many of the windows, the worst by `rank_by` first.
+        rank_by: a column of the page's scene index.
+        scenes: show these instead, each "SCENE_ID" (all its windows) or "SCENE_ID@T0".
+        budget_mb: largest size in 10^6 bytes; windows beyond it are counted on stderr and on the page.
+
+    Returns:
+        the page's path.
     """
     report = review_report(samples, out, store, max_scenes, rank_by, scenes, budget_mb)
     print(f"{report.path}: {len(report.shown)} scenes, {report.bytes / 1e6:.1f} MB", file=sys.stderr)

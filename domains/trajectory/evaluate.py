@@ -74,14 +74,17 @@ def evaluate(
     quiet: bool = False,
     min_agents: int = 1,
 ) -> dict[str, Any]:
-    """Measures a samples folder against the recording, prints the table and writes metrics.json beside the samples.
+    """Measure a samples folder against the recording, print the table, write metrics.json beside the samples.
 
-    Args: samples: folder that `seqdiff sample` wrote. store: where its store lies now, default where it lay when
-    sampled; one with another content is refused. k: how many worlds to measure, e.g. k=[6,20], the default. Of S
-    samples K < S are chosen as k-medoids, each with the mass of its cluster, without a look at the truth. All S are
-    always measured too. train_store: store on whose train split the K-sample floors' noise is fitted, default the
-    samples' own. fit: false leaves the K-sample floors out. quiet: true prints no table. min_agents:
-    windows with fewer scored agents are in no mean (ETH/UCY has two rules: 1 and 2).
+    Args:
+        samples: folder that `seqdiff sample` wrote.
+        store: where its store lies now; default: where it lay when sampled. One with another content is refused.
+        k: how many worlds to measure, e.g. k=[6,20], the default. Of S samples K < S are chosen as k-medoids, each with the
+            mass of its cluster, without a look at the truth. All S are always measured too.
+        train_store: store on whose train split the K-sample floors' noise is fitted; default: the samples' own.
+        fit: false leaves the K-sample floors out.
+        quiet: true prints no table.
+        min_agents: windows with fewer scored agents are in no mean (ETH/UCY has two rules: 1 and 2).
 
     Returns:
         what metrics.json holds: header, rows, windows, notes, warnings.

@@ -108,13 +108,21 @@ def prepare(
     fractions: tuple[float, float, float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Path:
-    """Reads `source` into a packed store at `out` and prints what came in and what was left out.
+    """Read recorded data into a packed store, and print what came in and what was left out.
 
-    source: KIND:ARGUMENT, see SOURCES. out: the store's folder; must not exist yet; appears whole or not at all.
-    data_dir: files of a trajdata or ethucy source. cache: a folder to keep trajdata's cache in (None = temporary).
-    split: split of Argoverse 2 scenarios that lie in no train/val/test folder. fractions, seed: train, val and test
-    shares of CommonRoad scenarios, and the order in which their groups are dealt.
-    Raises SceneError for a source that can't be read as it stands, FileExistsError where `out` exists.
+    Args:
+        source: KIND:ARGUMENT: trajdata:NAME and ethucy:FOLD (with data_dir=), av2:PATH, commonroad:PATH, recordings:PATH, or
+            embedded.
+        out: the store's folder; must not exist yet; appears whole or not at all.
+        data_dir: files of a trajdata or ethucy source.
+        cache: a folder to keep trajdata's cache in; default: a temporary one.
+        split: split of Argoverse 2 scenarios that lie in no train/val/test folder.
+        fractions: train, val and test shares of CommonRoad scenarios.
+        seed: order in which groups of CommonRoad scenarios are dealt to the splits.
+
+    Raises:
+        SceneError: a source that can't be read as it stands.
+        FileExistsError: `out` exists.
     """
     options = Options(_path(data_dir), _path(cache), split, tuple(fractions), int(seed))  # type: ignore[arg-type]
     reader = reader_of(source, options)
