@@ -111,13 +111,13 @@ def _checked(override: str, known: dict[str, None]) -> str:
 def nearest(word: str, words: Iterable[str]) -> str:
     """The closest known words, for error texts; whole keys first, then by their last part."""
     words = list(words)
-    close = difflib.get_close_matches(word, words, n=2, cutoff=0.75)
+    close = difflib.get_close_matches(word, words, n=2, cutoff=0.66)
     last = word.rsplit(".", 1)[-1]
     if not close:
         close = [w for w in words if w.rsplit(".", 1)[-1] == last][:2]
     if not close:
         ends = {w.rsplit(".", 1)[-1]: w for w in words}
-        close = [ends[e] for e in difflib.get_close_matches(last, list(ends), n=2, cutoff=0.75)]
+        close = [ends[e] for e in difflib.get_close_matches(last, list(ends), n=2, cutoff=0.66)]
     return " or ".join(close)
 
 

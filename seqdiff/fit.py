@@ -246,6 +246,10 @@ def run_lightning(command: str, config: dict[str, Any], flags: list[str]) -> Non
             )  # fmt: skip
         except ArgumentError as error:
             raise UsageError(_shorter(str(error), str(path))) from error
+        except SystemExit as stop:  # how Lightning ends after Ctrl-C
+            if stop.code == 1:
+                raise KeyboardInterrupt from stop
+            raise
 
 
 def _shorter(text: str, path: str) -> str:

@@ -169,6 +169,12 @@ class RunCheckpoint(Checkpoint):
             self.save(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._give_back()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
             self._handler = None

@@ -16,7 +16,7 @@ from seqdiff import checkpoint
 from seqdiff.dit import DiT
 from seqdiff.guidance import ClassifierFree, Infill
 from seqdiff.objectives import Objective
-from seqdiff.path import Grid, time_grid
+from seqdiff.path import Grid, Path, time_grid
 from seqdiff.sample import gaussian_noise, sample
 from seqdiff.steps import find_step
 from seqdiff.types import Cond, Denoiser, DomainModule, Draw, Guide, as_seeds
@@ -41,6 +41,12 @@ class Sampler:
     t_max: float = 1.0
     temperature: float = 1.0
     guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        find_step(self.step)  # a wrong setting is refused now, not at the first validation
+        time_grid(Path(), self.steps, self.grid, self.shift, self.t_max)
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}; expected 0 (identical samples) or more")
 
     @property
     def evaluations(self) -> int:

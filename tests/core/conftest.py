@@ -24,11 +24,6 @@ TINY = [
     "model.net.init_args.pair_dim=4", "model.val_samples=2", "model.optimizer.warmup_steps=2",
     "trainer.accelerator=cpu", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false",
 ]  # fmt: skip
-NOISE = (  # Lightning's own parts warn about each other
-    "ignore:.*does not have many workers",
-    "ignore:.*LeafSpec.*:FutureWarning",
-    "ignore:.*smaller than the logging interval",
-)
 
 
 def write_store(out: Path) -> Path:
