@@ -26,6 +26,7 @@ class EMA(WeightAveraging):
         super().__init__(avg_fn=average)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The average starts from the module as it is once the codec was fitted."""
-        if trainer.global_step == 0 and self._average_model is not None:
+        """The average starts from the module as it is once the codec was fitted. A resumed run has its own already (its
+        number of steps is restored after this hook, so that it says nothing here)."""
+        if self._average_model is not None and int(self._average_model.n_averaged) == 0:
             self._average_model.module.load_state_dict(pl_module.state_dict())

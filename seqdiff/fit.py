@@ -94,7 +94,8 @@ def _resumed(overrides: list[str], given: dict[str, str]) -> tuple[dict[str, Any
         missing = last if not last.is_file() else written
         raise UsageError(f"resume=true, but there is no {missing}: set run= to the folder of a run that was stopped")
     config = _read(written)
-    if set(given) - {"run", "resume"}:
+    trainer = {key: value for key, value in given.items() if key.startswith("trainer.")}
+    if set(given) - set(trainer) - {"run", "resume"}:
         asked = compose(overrides)
         changed = [
             f"{key} is {_at(config, key)!r} in the run and {value!r} now"
@@ -107,8 +108,7 @@ def _resumed(overrides: list[str], given: dict[str, str]) -> tuple[dict[str, Any
                 + (f" (and {len(changed) - 3} more)" if len(changed) > 3 else "")
                 + f". Write `seqdiff fit run={run} resume=true`, or start a new run with another run="
             )
-        config["trainer"] |= {key: v for key, v in asked["trainer"].items() if f"trainer.{key}" in given}
-    return config | {"ckpt_path": str(last)}, []
+    return config | {"ckpt_path": str(last)}, _as_flags(config, trainer, f"{written} holds")
 
 
 def _replayed(written: Path, overrides: list[str], printing: bool) -> tuple[dict[str, Any], list[str]]:

@@ -160,7 +160,9 @@ class RunCheckpoint(Checkpoint):
         last = trainer.should_stop or step == trainer.max_steps
         if self._asked or last or step % self.every == 0:
             self.save(trainer)
-        if self._asked:
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if self._asked:  # here, when the last step was logged and validated
             raise KeyboardInterrupt
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

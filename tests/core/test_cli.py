@@ -15,6 +15,7 @@ from seqdiff.cli import COMMANDS, LIGHTNING, main
 from seqdiff.compose import UsageError, compose, nearest
 from seqdiff.fit import split_arguments
 
+
 def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What is said on stderr; exit code 2 and no traceback."""
     capsys.readouterr()
@@ -191,7 +192,9 @@ def test_a_written_config_replays_bit_for_bit_into_another_folder(tiny_run, tmp_
     assert f"{tiny_run} already holds a run" in err
     err = refused(["fit", f"--config={tiny_run / 'config.yaml'}", f"run={tmp_path / 'b'}", "model=dit_m"], capsys)
     assert "no group can be chosen" in err
-    err = refused(["fit", f"--config={tiny_run / 'config.yaml'}", f"run={tmp_path / 'b'}", "trainer.max_step=1"], capsys)
+    err = refused(
+        ["fit", f"--config={tiny_run / 'config.yaml'}", f"run={tmp_path / 'b'}", "trainer.max_step=1"], capsys
+    )
     assert "Did you mean trainer.max_steps" in err
 
 
