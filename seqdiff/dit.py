@@ -148,23 +148,27 @@ class MLP(nn.Sequential):
 class ContextLayer(nn.Module):
     """Pre-norm attention of queries to all context tokens, then an MLP. For encoders of the domains."""
 
-    def __init__(self, width: int, heads: int, pair_dim: int, mlp_ratio: float = 2.0) -> None:
+    def __init__(self, width: int, heads: int, pair_dim: int, mlp_ratio: float = 2.0, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm_q, self.norm_kv, self.norm_mlp = (nn.LayerNorm(width) for _ in range(3))
         self.attention = Attention(width, heads, pair_dim)
         self.mlp = MLP(width, int(width * mlp_ratio))
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Tensor, mask: Tensor, pair: Tensor) -> Tensor:
         """x b n w, ctx b m w, mask b m, pair b n m c -> b n w."""
         a = self.attention
-        x = x + a(self.norm_q(x)[:, :, None], a.keys(self.norm_kv(ctx)), a.bias(mask[:, None], pair), pair)[:, :, 0]
-        return x + self.mlp(self.norm_mlp(x))
+        y = a(self.norm_q(x)[:, :, None], a.keys(self.norm_kv(ctx)), a.bias(mask[:, None], pair), pair)[:, :, 0]
+        x = x + self.dropout(y)
+        return x + self.dropout(self.mlp(self.norm_mlp(x)))
 
 
 class Block(nn.Module):
     """AdaLN-zero block: attention among tokens, attention to the context (where `cross`), MLP."""
 
-    def __init__(self, width: int, heads: int, pair_dim: int, mlp_ratio: float, cross: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, pair_dim: int, mlp_ratio: float, cross: bool, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.cross = cross
         self.parts = 3 if cross else 2
@@ -173,6 +177,7 @@ class Block(nn.Module):
         if cross:
             self.cross_attention = Attention(width, heads, pair_dim)
         self.mlp = MLP(width, int(width * mlp_ratio))
+        self.dropout = nn.Dropout(dropout)
         self.time = nn.Linear(width, 3 * self.parts * width)
         self.tok = nn.Linear(width, 3 * self.parts * width, bias=False)
         nn.init.zeros_(self.time.weight)
@@ -189,12 +194,13 @@ class Block(nn.Module):
         def modulated(i: int) -> Tensor:
             return torch.addcmul(m[3 * i], self.norm(x), 1 + m[3 * i + 1])
 
-        x = torch.addcmul(x, m[2], self.attention(modulated(0), None, p.self_bias, shared.self_pair, shared.index))
+        y = self.attention(modulated(0), None, p.self_bias, shared.self_pair, shared.index)
+        x = torch.addcmul(x, m[2], self.dropout(y))
         if self.cross:
             assert p.cross_bias is not None
             y = self.cross_attention(modulated(1), p.cross_kv, p.cross_bias, shared.cross_pair)
-            x = torch.addcmul(x, m[5], y)
-        return torch.addcmul(x, m[3 * self.parts - 1], self.mlp(modulated(self.parts - 1)))
+            x = torch.addcmul(x, m[5], self.dropout(y))
+        return torch.addcmul(x, m[3 * self.parts - 1], self.dropout(self.mlp(modulated(self.parts - 1))))
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,7 @@ class DiT(nn.Module):
         pair_dim: channels of the relative-pose embedding.
         length: metres at which poses are resolved (about 10 for vehicles, 2 for pedestrians).
         cross_every: a block in so many attends to the context; the first one does.
+        dropout: of every branch before it joins the residual stream, in training.
     """
 
     def __init__(
@@ -244,6 +251,7 @@ class DiT(nn.Module):
         pair_dim: int = 16,
         length: float = 10.0,
         cross_every: int = 1,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.latent_dim, self.ctx_dim, self.positions = latent_dim, ctx_dim, positions
@@ -255,7 +263,7 @@ class DiT(nn.Module):
         self.time = nn.Sequential(nn.Linear(32, width), nn.SiLU(), nn.Linear(width, width))
         self.pair = PairFeatures(pair_dim, length) if pair_dim else None
         self.blocks = nn.ModuleList(
-            Block(width, heads, pair_dim, mlp_ratio, cross=i % cross_every == 0) for i in range(depth)
+            Block(width, heads, pair_dim, mlp_ratio, i % cross_every == 0, dropout) for i in range(depth)
         )
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.final = nn.Linear(width, 2 * width)

@@ -32,24 +32,29 @@ class SceneEncoder(nn.Module):
         history: h, frames up to and including t0.
         points: l, points of a map piece.
         dim: channels of a context token.
-        layers, heads, pair_dim: of the attention of agents to everything.
-        length: metres at which poses are resolved.
+        layers: of the attention of agents to everything.
+        pair: relative poses of agents and map pieces.
         speed: m/s that becomes 1 in the features.
     """
 
     def __init__(
-        self, history: int, points: int, dim: int, layers: int, heads: int, pair_dim: int, length: float, speed: float
+        self,
+        history: int,
+        points: int,
+        dim: int,
+        layers: nn.ModuleList,
+        pair: PairFeatures,
+        speed: float,
     ) -> None:
         super().__init__()
-        self.length, self.speed = length, speed
+        self.length, self.speed = pair.length, speed
         self.agent = MLP(history * 7, dim, dim)
         self.kind = nn.Embedding(len(AGENT_TYPES), dim)
         self.size = nn.Linear(3, dim)
         self.piece = MLP(points * 2, dim, dim)
         self.piece_kind = nn.Embedding(len(MAP_KINDS), dim)
         self.signal = nn.Embedding(len(SIGNAL_STATES), dim)
-        self.pair = PairFeatures(pair_dim, length)
-        self.layers = nn.ModuleList(ContextLayer(dim, heads, pair_dim) for _ in range(layers))
+        self.pair, self.layers = pair, layers
         self.norm = nn.LayerNorm(dim)
 
     def agents(self, batch: SceneBatch) -> tuple[Tensor, Tensor]:
@@ -126,6 +131,7 @@ class TrajectoryAdapter(DomainModule):
         lever: metres by which a radian of heading counts in the codec; 0 = heading follows the direction of motion.
         velocity_frames: frames over which the present velocity is fitted, for the constant-velocity reference.
         speed_bins: m/s; agents are whitened by type and bin of present speed, so that parked ones stay put.
+        dropout: in the scene encoder, in training.
         reference: "velocity" or "none": what is subtracted from a future before it is encoded.
     """
 
@@ -146,6 +152,7 @@ class TrajectoryAdapter(DomainModule):
         velocity_frames: int = 3,
         speed_bins: tuple[float, ...] = (0.2, 2.0, 6.0, 12.0),
         reference: str = "velocity",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if reference not in ("velocity", "none"):
@@ -154,7 +161,8 @@ class TrajectoryAdapter(DomainModule):
         self.latent_dim, self.ctx_dim = latent_dim, ctx_dim
         self.lever, self.velocity_frames, self.reference = lever, velocity_frames, reference
         self.speed_bins = tuple(speed_bins)
-        self.encoder = SceneEncoder(history, points, ctx_dim, layers, heads, pair_dim, length, speed)
+        blocks = nn.ModuleList(ContextLayer(ctx_dim, heads, pair_dim, dropout=dropout) for _ in range(layers))
+        self.encoder = SceneEncoder(history, points, ctx_dim, blocks, PairFeatures(pair_dim, length), speed)
         self.codec = LinearCodec(
             horizon * (3 if lever > 0 else 2), latent_dim, len(AGENT_TYPES) * (len(speed_bins) + 1)
         )
