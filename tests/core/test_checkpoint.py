@@ -86,7 +86,7 @@ def test_foreign_damaged_and_dangerous_files_are_refused(tiny_run, tmp_path):
     last = tiny_run / "checkpoints" / "last.ckpt"
     bad = tmp_path / "bad.ckpt"
     bad.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
-    with pytest.raises(CheckpointError, match="cannot be read|is not a checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         read(bad)
     bad.write_text("hello")
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
@@ -141,7 +141,7 @@ def test_a_failure_in_the_middle_of_writing_leaves_the_earlier_file(tmp_path, mo
 
 def test_resuming_reads_weights_only(tmp_path):
     torch.save({"x": Trap(tmp_path / "sprung")}, tmp_path / "a.ckpt")
-    with pytest.raises(pickle.UnpicklingError, match="[Ww]eights"):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only"):
         WholeCheckpointIO().load_checkpoint(tmp_path / "a.ckpt", weights_only=False)
     assert not (tmp_path / "sprung").exists()
 

@@ -139,7 +139,7 @@ def test_a_key_that_only_the_class_knows_is_taken():
     config = compose(["data.init_args.splits={val: test}", "trainer.accumulate_grad_batches=2"])
     assert config["data"]["init_args"]["splits"] == {"val": "test"}
     assert config["trainer"]["accumulate_grad_batches"] == 2
-    with pytest.raises(UsageError, match="unknown key 'data.init_args.nothing'"):
+    with pytest.raises(UsageError, match="unknown key"):
         compose(["data.init_args.nothing=1"])
 
 
