@@ -269,7 +269,9 @@ def test_a_killed_run_goes_on_with_the_same_curve(tiny_args, tmp_path):
     assert process.returncode == -signal.SIGKILL
     step = read(run / "checkpoints" / "last.ckpt")["global_step"]
     assert step >= 21 and max(curve(run)) < 199
-    assert start([f"run={run}", "resume=true"]).wait() == 0
+    again = start([f"run={run}", "resume=true"])
+    _, err = again.communicate(timeout=240)
+    assert again.returncode == 0, err
     assert main(["fit", *args, f"run={whole}"]) == 0
     got, want = curve(run), curve(whole)
     assert list(got) == list(want) == list(range(200))
