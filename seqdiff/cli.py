@@ -52,7 +52,7 @@ class SampleRequest:
         k: futures per scene.
         steps: sampling steps; default: the checkpoint's.
         seed: the same seed gives bit-equal noise, whatever the batch size.
-        sampler: ddim, heun, dpmpp_2m; default: the checkpoint's.
+        sampler: ddim, heun, dpmpp_2m, ab2; default: the checkpoint's.
         temperature: scale of the start noise: 1 = the training law, 0 = identical samples.
         guidance: classifier-free weight; 1 = off.
         store: another store than the one trained on.
@@ -137,32 +137,39 @@ def _function(command: str, given: dict[str, str]) -> Callable[..., Any]:
     return find_object(_domain(domain)[command])
 
 
-def plain(command: str, args: Sequence[str]) -> Any:
-    """A command that is a function: key=value (or --key value) against its signature.
+def _parser(command: str, given: dict[str, str]) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+    """What a command runs, the parser of its signature, and key -> argparse action."""
+    from jsonargparse import ArgumentParser
 
-    Raises:
-        UsageError: a key or a value that it does not take.
-    """
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    overrides, flags = split_arguments(args)
-    bad = [o for o in overrides if "=" not in o]
-    if bad:
-        raise UsageError(f"got {bad[0]!r}; expected key=value, see `seqdiff {command} --help`")
-    given = {key.removeprefix("data."): value for key, value in (o.split("=", 1) for o in overrides)}
-    helping = "-h" in flags or "--help" in flags
     function: Callable[..., Any]
     parser = ArgumentParser(prog=f"seqdiff {command}", exit_on_error=False)
     if command == "sample":
         function = sample_command
         parser.add_class_arguments(SampleRequest)
     else:
-        function = _function(command, {} if helping else given)
+        function = _function(command, given)
         parser.add_function_arguments(function)
     known = {a.dest: a for a in parser._actions if a.dest not in ("help", "config", "print_config")}
-    if helping:
-        print(help_text(command, (SampleRequest if command == "sample" else function).__doc__ or "", known))
-        return None
+    return function, parser, known
+
+
+def parse(command: str, args: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function of a command and its checked arguments; nothing is run.
+
+    Args:
+        args: key=value (or --key value), against the function's signature.
+
+    Raises:
+        UsageError: a key or a value that it does not take.
+    """
+    from jsonargparse import ArgumentError
+
+    overrides, flags = split_arguments(args)
+    bad = [o for o in overrides if "=" not in o]
+    if bad:
+        raise UsageError(f"got {bad[0]!r}; expected key=value, see `seqdiff {command} --help`")
+    given = {key.removeprefix("data."): value for key, value in (o.split("=", 1) for o in overrides)}
+    function, parser, known = _parser(command, given)
     for key in given:
         if key not in known:
             near = nearest(key, known)
@@ -176,9 +183,21 @@ def plain(command: str, args: Sequence[str]) -> Any:
     try:
         values = parser.parse_args([f"--{key}={value}" for key, value in given.items()] + flags)
     except ArgumentError as error:
-        raise UsageError(f"seqdiff {command}: {error}") from error
-    named = parser.instantiate(values).as_dict()
-    return function(SampleRequest(**named)) if command == "sample" else function(**named)
+        raise UsageError(str(error)) from error
+    return function, parser.instantiate(values).as_dict()
+
+
+def plain(command: str, args: Sequence[str]) -> None:
+    """Run a command that is a function, or print its help."""
+    if "-h" in args or "--help" in args:
+        function, _, known = _parser(command, {})
+        print(help_text(command, (SampleRequest if command == "sample" else function).__doc__ or "", known))
+        return
+    function, named = parse(command, args)
+    if command == "sample":
+        sample_command(SampleRequest(**named))
+    else:
+        function(**named)
 
 
 def help_text(command: str, doc: str, actions: dict[str, Any]) -> str:
