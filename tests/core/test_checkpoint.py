@@ -217,8 +217,11 @@ def crash() -> None:
     raise Crash
 
 
+SLOW = pytest.mark.slow
+
+
 # epochs of 5 steps, validation after 4 and 8. A checkpoint in the middle of an epoch; at its end; where one validates
-@pytest.mark.parametrize("step, every", [(7, 3), (6, 5), (10, 4)])
+@pytest.mark.parametrize("step, every", [(7, 3), pytest.param(6, 5, marks=SLOW), pytest.param(10, 4, marks=SLOW)])
 def test_a_crashed_run_goes_on_with_the_same_curve(step, every, long_args, long_run, tmp_path, monkeypatch):
     run = tmp_path / "run"
     long_args = [*long_args, f"checkpoint_every={every}"]

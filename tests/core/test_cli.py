@@ -108,7 +108,6 @@ def test_what_cannot_be_run_is_refused_with_the_nearest_spelling(args, said, cap
         ("trainer.max_steps=many", ["trainer.max_steps", "many"]),
         ("model.optimizer.lr=fast", ["lr", "fast"]),
         ("model.net.init_args.width=30", ["width 30"]),
-        ("model.net.init_args.positions=world", ["positions", "world"]),
         ("model.sampler.step=euler", ["euler"]),
     ],
 )
@@ -173,6 +172,7 @@ def test_a_run_holds_config_curve_and_checkpoint(tiny_run):
     assert config["ckpt_path"] is None and config["data"]["init_args"]["batch_size"] == 4
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_curve_and_another_seed_another(tiny_run, tiny_args, tmp_path):
     rest = ["trainer.max_steps=6", "trainer.val_check_interval=3", "checkpoint_every=4"]
     assert main(["fit", *tiny_args, *rest, f"run={tmp_path / 'same'}"]) == 0
@@ -205,6 +205,7 @@ def test_a_folder_in_use_is_refused(tiny_run, tiny_args, capsys):
     assert "model.optimizer.lr is 0.001 in the run and 0.5 now" in err
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_keeps_its_curve(tiny_run, tiny_args, tmp_path):
     args = ["fit", *tiny_args, "trainer.val_check_interval=3", "checkpoint_every=4", f"run={tmp_path / 'r'}"]
     assert main([*args, "trainer.max_steps=6"]) == 0
@@ -231,6 +232,7 @@ def test_validate_and_test_measure_a_run_and_write_nothing(tiny_run, tmp_path, c
 # ---- the whole way -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_from_recordings_to_a_page(tiny_args, tmp_path, capsys):
     """prepare -> fit -> sample -> evaluate -> review, each through `seqdiff`."""
     raw = tmp_path / "raw"

@@ -37,6 +37,7 @@ def test_a_decay_out_of_range_is_refused(bad):
         EMA(bad)
 
 
+@pytest.mark.slow
 def test_without_decay_the_average_is_the_model(tiny_args, tmp_path):
     assert main(["fit", *tiny_args, "trainer.max_steps=2", "ema_decay=0.0", f"run={tmp_path / 'r'}"]) == 0
     content = read(find(tmp_path / "r"))

@@ -93,6 +93,7 @@ def losses(run: Path) -> list[float]:
         return [float(r["train/loss"]) for r in csv.DictReader(file) if r["train/loss"]]
 
 
+@pytest.mark.slow
 def test_clipping_and_precision_come_from_trainer_flags(tiny_args, tiny_run, tmp_path):
     """bf16 follows fp32 closely, and is not it; the weights stay float32. Clipped to nothing, the weights stay."""
     rest = [*tiny_args, "trainer.val_check_interval=3"]
@@ -111,6 +112,7 @@ def test_clipping_and_precision_come_from_trainer_flags(tiny_args, tiny_run, tmp
     assert change("1e-12") < 1e-3 * change("1.0")  # AdamW's eps of 1e-8 is far above such gradients
 
 
+@pytest.mark.slow
 def test_the_loss_falls(tiny_args, tmp_path):
     args = [
         "trainer.max_steps=120",
