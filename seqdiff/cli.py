@@ -55,6 +55,7 @@ class SampleRequest:
         sampler: ddim, heun, dpmpp_2m, ab2; default: the checkpoint's.
         temperature: scale of the start noise: 1 = the training law, 0 = identical samples.
         guidance: classifier-free weight; 1 = off.
+        energy_iterations: steps of descent away from collisions and back onto the road; 0 = off; default: the checkpoint's.
         store: another store than the one trained on.
         batch_size: scenes at a time.
         limit: at most so many scenes, evenly spread over the split.
@@ -70,6 +71,7 @@ class SampleRequest:
     sampler: str | None = None
     temperature: float | None = None
     guidance: float | None = None
+    energy_iterations: int | None = None
     store: str | None = None
     batch_size: int | None = None
     limit: int | None = None
@@ -100,7 +102,12 @@ def sample_command(r: SampleRequest) -> Path:
     except KeyError as error:  # no such split
         raise UsageError(str(error.args[0])) from error
     sampler = choose_sampler(
-        task.sampler, step=r.sampler, steps=r.steps, temperature=r.temperature, guidance=r.guidance
+        task.sampler,
+        step=r.sampler,
+        steps=r.steps,
+        temperature=r.temperature,
+        guidance=r.guidance,
+        energy_iterations=r.energy_iterations,
     )
     find_step(sampler.step)
     writer = find_object(_domain(data.domain)["writer"])(r.out, overwrite=r.overwrite)

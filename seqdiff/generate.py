@@ -38,6 +38,7 @@ def generate(
         what happened, for run.json: counts, seconds of sampling alone, seconds in all.
     """
     start, drawing, items = time.perf_counter(), 0.0, 0
+    energy: list[torch.Tensor] = []
     batches = data.eval_batches(split, limit)
     with tqdm(total=batches.n_items, unit="scene", desc=f"sampling {k} futures in {sampler.steps} steps") as bar:
         for batch in batches:
@@ -47,6 +48,8 @@ def generate(
                 draw = task.draw(batch, k=k, seed=seed, first_item=items, sampler=sampler)
                 sample = task.adapter.decode(draw.z, batch)
                 drawing += time.perf_counter() - begin
+                if draw.energy is not None:
+                    energy.append(torch.stack(draw.energy))
                 if not torch.isfinite(sample).all():
                     raise FloatingPointError(
                         f"samples of items {items} to {items + n - 1} are not finite: the model diverged in training, or "
@@ -57,7 +60,15 @@ def generate(
             writer.add(batch, sample, scores)
             items += n
             bar.update(n)
-    return {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
+    done = {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
+    if energy:
+        before, after = torch.cat(energy, 1)
+        done |= {
+            "energy_before": float(before.mean()),
+            "energy_after": float(after.mean()),
+            "energy_lowered_share": float((after < before)[before > 0].double().mean()) if (before > 0).any() else 1.0,
+        }
+    return done
 
 
 def describe_run(task: Task, ckpt: Path, config: dict[str, Any], sampler: Sampler, k: int, seed: int) -> dict[str, Any]:
@@ -72,6 +83,7 @@ def describe_run(task: Task, ckpt: Path, config: dict[str, Any], sampler: Sample
         "sampler": sampler.step,
         "temperature": sampler.temperature,
         "guidance": sampler.guidance,
+        "energy_iterations": sampler.energy_iterations,
         "parameters": sum(p.numel() for p in task.parameters()),
         "config": config,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,64 @@ class ClassifierFree:
             return x_u + self.weight * (x_c - x_u)
 
         return guided
+
+
+@dataclass
+class EnergyDescent:
+    """Bounded descent on an energy of the estimated data (in the spirit of training-free guidance, Yu et al. 2023, FreeDoM,
+    here with steps in x0 rather than z_t, so that the net is not differentiated).
+
+    Each token takes Polyak's step towards energy 0, rate E / |grad E|^2 grad E, at most `max_step` long in latents, so that
+    no scale has to be tuned and tokens without energy do not move. A sample whose energy did not fall keeps its unguided
+    version. Whitened latents make the descent follow the directions in which the data vary.
+
+    Args:
+        energy: x0 (b k n d) -> energy of each token (b k n), >= 0, differentiable.
+        iterations: gradient evaluations at each guided step.
+        rate: 1 solves a linear constraint in one step on a squared hinge with rate 2.
+        max_step: length of one move of a token, in standard deviations of the latents.
+        below: only at times t <= below; near noise x0 is a blur of many futures.
+        before, after: energies of the samples (b k) at the last guided step, for reports.
+    """
+
+    energy: Callable[[Tensor], Tensor]
+    iterations: int = 12
+    rate: float = 1.6
+    max_step: float = 0.1
+    below: float = 0.3
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+    def __call__(self, denoiser: Denoiser) -> Denoiser:
+        def guided(z: Tensor, t: float) -> Tensor:
+            x0 = denoiser(z, t)
+            return x0 if t > self.below else self.descend(x0)
+
+        return guided
+
+    def descend(self, x0: Tensor) -> Tensor:
+        """x0 with lower energy, sample by sample."""
+        with torch.inference_mode(False), torch.enable_grad():
+            best = x = x0.clone()
+            least = None
+            for _ in range(self.iterations + 1):
+                x = x.detach().requires_grad_()
+                each = self.energy(x)
+                total = each.detach().sum(-1)
+                if least is None:
+                    self.before, least = total, total
+                else:
+                    lower = total < least
+                    best = torch.where(lower[..., None, None], x.detach(), best)
+                    least = torch.where(lower, total, least)
+                if not bool((total > 0).any()):
+                    break
+                (grad,) = torch.autograd.grad(each.sum(), x)
+                size = grad.square().sum(-1, keepdim=True)
+                move = self.rate * each.detach()[..., None] * grad / size.clamp_min(1e-12)
+                x = x - move * (self.max_step / move.norm(dim=-1, keepdim=True).clamp_min(self.max_step))
+            self.after = least
+        return best.detach()
 
 
 @dataclass(frozen=True)

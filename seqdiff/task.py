@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seqdiff import checkpoint
 from seqdiff.dit import DiT
-from seqdiff.guidance import ClassifierFree, Infill
+from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill
 from seqdiff.objectives import Objective
 from seqdiff.path import Grid, Path, time_grid
 from seqdiff.sample import gaussian_noise, sample
@@ -32,6 +32,8 @@ class Sampler:
         grid, shift, t_max: see seqdiff.path.time_grid.
         temperature: scale of the start noise; 1 = the training law, 0 = identical samples.
         guidance: classifier-free weight; 1 = off. Needs a model trained with objective.context_drop > 0.
+        energy_iterations: descent of so many steps on the adapter's energy near the end (collisions, leaving the road);
+            0 = off. Costs a gradient of the energy each, no evaluation of the net.
     """
 
     step: str = "dpmpp_2m"
@@ -41,6 +43,7 @@ class Sampler:
     t_max: float = 1.0
     temperature: float = 1.0
     guidance: float = 1.0
+    energy_iterations: int = 0
 
     def __post_init__(self) -> None:
         find_step(self.step)  # a wrong setting is refused now, not at the first validation
@@ -221,13 +224,20 @@ class Task(L.LightningModule):
                 )
             all_guides.append(ClassifierFree(self.denoiser(cond.drop()), c.guidance))
         all_guides += list(guides)
+        descent = None
+        if c.energy_iterations:
+            descent = EnergyDescent(self.adapter.energy(batch), c.energy_iterations)
+            all_guides.append(descent)
         if known is not None:
             all_guides.append(Infill(known[0], known[1], noise.z, self.objective.path))
         times = time_grid(self.objective.path, c.steps, c.grid, c.shift, c.t_max)
-        return sample(
+        out = sample(
             self.denoiser(cond), noise, times, path=self.objective.path, step=find_step(c.step).step,
             guides=all_guides, seeds=seeds,
         )  # fmt: skip
+        if descent is None or descent.before is None or descent.after is None:
+            return out
+        return replace(out, energy=(descent.before, descent.after))
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -46,10 +46,14 @@ class Cond:
 
 @dataclass(frozen=True)
 class Draw:
-    """Samples and the log of their importance weight relative to i.i.d. noise (0 for i.i.d.)."""
+    """Samples and the log of their importance weight relative to i.i.d. noise (0 for i.i.d.).
+
+    `energy`: of each sample before and after energy guidance, b k each; None = there was none.
+    """
 
     z: Z
     log_weight: Float[Tensor, "b k"]
+    energy: tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]] | None = None
 
 
 @runtime_checkable
@@ -86,6 +90,10 @@ class Adapter(Protocol):
 
     def coordinates(self, sample: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """In what the samples of an item are compared as wholes: b k n t c, and validity b n or b n t."""
+        ...
+
+    def energy(self, batch: Any) -> Callable[[Tensor], Tensor]:
+        """Latents (b k n d) -> what is wrong with each token's subject (b k n), >= 0, differentiable, for guidance."""
         ...
 
     def score(self, sample: Tensor, batch: Any) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ scene turns and shifts the futures. A future is encoded as its difference to con
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from seqdiff.codec import LinearCodec
 from seqdiff.dit import MLP, ContextLayer, PairFeatures
 from seqdiff.domains.trajectory.batch import SceneBatch
 from seqdiff.domains.trajectory.energies import energies
+from seqdiff.domains.trajectory.guides import Validity
 from seqdiff.domains.trajectory.kinematics import velocity
 from seqdiff.domains.trajectory.scene import AGENT_TYPES, MAP_KINDS, SIGNAL_STATES
 from seqdiff.types import Cond, DomainModule
@@ -275,6 +277,19 @@ class TrajectoryAdapter(DomainModule):
     def coordinates(self, sample: Tensor, batch: SceneBatch) -> tuple[Tensor, Tensor]:
         """Positions of all real agents."""
         return sample[..., :2], batch.mask
+
+    def energy(self, batch: SceneBatch) -> Callable[[Tensor], Tensor]:
+        """Latents b k a d -> what is wrong with each agent's future (b k a): overlaps and leaving the road. Agents that
+        hardly move take no part as movers: nobody pushes a parked car aside."""
+        valid = Validity(batch)
+
+        def of(z: Tensor) -> Tensor:
+            futures = self.decode(z, batch)
+            gone = (futures[..., -1, :2] - batch.hist[:, None, :, -1, :2]).detach().norm(dim=-1)
+            hold = (gone < 0.5)[..., None, None]
+            return valid(torch.where(hold, futures.detach(), futures))
+
+        return of
 
     def score(self, sample: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
         return energies(sample, batch)
