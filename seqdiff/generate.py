@@ -43,7 +43,7 @@ def generate(
     with tqdm(total=batches.n_items, unit="scene", desc=f"sampling {k} futures in {sampler.steps} steps") as bar:
         for batch in batches:
             n = len(batch.scene_id)
-            with torch.inference_mode():
+            with torch.no_grad():
                 begin = time.perf_counter()
                 draw = task.draw(batch, k=k, seed=seed, first_item=items, sampler=sampler)
                 sample = task.adapter.decode(draw.z, batch)
@@ -55,8 +55,10 @@ def generate(
                         f"samples of items {items} to {items + n - 1} are not finite: the model diverged in training, or "
                         "temperature or guidance is far too high"
                     )
-                scores = score_samples(*task.adapter.coordinates(sample, batch))
-                scores |= task.adapter.score(sample, batch)
+                energies = task.adapter.score(sample, batch)
+                mass = task.adapter.mass(energies, batch)
+                scores = score_samples(*task.adapter.coordinates(sample, batch), mass=mass)
+                scores |= {"mass": mass} | energies
             writer.add(batch, sample, scores)
             items += n
             bar.update(n)

@@ -100,6 +100,10 @@ class Adapter(Protocol):
         """Named energies, ONE number per whole sample (b k), lower is better, NaN = unknown."""
         ...
 
+    def mass(self, energies: dict[str, Tensor], batch: Any) -> Tensor:
+        """What share of the law each sample stands for (b k, sums to one): 1/k, or tilted by its energies."""
+        ...
+
     def validate(self, sample: Tensor, batch: Any) -> dict[str, Tensor]:
         """Measures of samples against the recorded future, one number per item (b), for validation curves."""
         ...

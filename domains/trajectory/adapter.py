@@ -134,6 +134,7 @@ class TrajectoryAdapter(DomainModule):
         velocity_frames: frames over which the present velocity is fitted, for the constant-velocity reference.
         speed_bins: m/s; agents are whitened by type and bin of present speed, so that parked ones stay put.
         dropout: in the scene encoder, in training.
+        tilt: nats by which each agent that collides or is off the road lowers the mass of a sample; 0 = i.i.d. masses.
         reference: "velocity" or "none": what is subtracted from a future before it is encoded.
     """
 
@@ -155,13 +156,14 @@ class TrajectoryAdapter(DomainModule):
         speed_bins: tuple[float, ...] = (0.2, 2.0, 6.0, 12.0),
         reference: str = "velocity",
         dropout: float = 0.0,
+        tilt: float = 0.0,
     ) -> None:
         super().__init__()
         if reference not in ("velocity", "none"):
             raise ValueError(f"reference is {reference!r}; expected velocity or none")
         self.history, self.horizon, self.dt = history, horizon, dt
         self.latent_dim, self.ctx_dim = latent_dim, ctx_dim
-        self.lever, self.velocity_frames, self.reference = lever, velocity_frames, reference
+        self.lever, self.velocity_frames, self.reference, self.tilt = lever, velocity_frames, reference, tilt
         self.speed_bins = tuple(speed_bins)
         blocks = nn.ModuleList(ContextLayer(ctx_dim, heads, pair_dim, dropout=dropout) for _ in range(layers))
         self.encoder = SceneEncoder(history, points, ctx_dim, blocks, PairFeatures(pair_dim, length), speed)
@@ -281,7 +283,8 @@ class TrajectoryAdapter(DomainModule):
     def energy(self, batch: SceneBatch) -> Callable[[Tensor], Tensor]:
         """Latents b k a d -> what is wrong with each agent's future (b k a): overlaps and leaving the road. Agents that
         hardly move take no part as movers: nobody pushes a parked car aside."""
-        valid = Validity(batch)
+        with torch.inference_mode(False):  # its rasters are saved for the backward pass
+            valid = Validity(batch)
 
         def of(z: Tensor) -> Tensor:
             futures = self.decode(z, batch)
@@ -293,6 +296,13 @@ class TrajectoryAdapter(DomainModule):
 
     def score(self, sample: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
         return energies(sample, batch)
+
+    def mass(self, energies: dict[str, Tensor], batch: SceneBatch) -> Tensor:
+        """Share of the law that each sample stands for: p(x) tilted by exp(-tilt x agents that collide or are off the road).
+        An unknown energy (no map) counts as none."""
+        agents = batch.mask.sum(-1, keepdim=True)
+        wrong = sum(torch.nan_to_num(energies[name].double(), nan=0.0) for name in ("collision", "off_road"))
+        return torch.softmax(-self.tilt * agents * wrong, dim=-1)
 
     def validate(self, sample: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
         """Marginal and joint minimum errors over all k samples, and the energy score of the joint samples (Gneiting &

@@ -108,7 +108,10 @@ def evaluate(
     with tqdm(total=len(found), desc="evaluating", unit=" windows", delay=2) as bar:
         for windows, batch in batches(found, data):
             pred, p = aligned(windows, batch)
-            _measure_model(model, pred, p, batch)
+            mass = None
+            if all("mass" in w.scores for w in windows):
+                mass = torch.from_numpy(np.stack([w.scores["mass"] for w in windows]))
+            _measure_model(model, pred, p, mass, batch)
             for row, draw in draws:
                 _measure_floor(row, draw(batch), batch)
             recorded.parts.append(_recorded(batch))
@@ -295,7 +298,7 @@ def _pedestrian_rate(pred: Tensor, count: Tensor) -> Tensor:
     return torch.stack(rates).to(torch.float64)
 
 
-def _measure_model(rows: dict[int, Row], pred: Tensor, p: Tensor, batch: SceneBatch) -> None:
+def _measure_model(rows: dict[int, Row], pred: Tensor, p: Tensor, mass: Tensor | None, batch: SceneBatch) -> None:
     rates = _rates(pred, batch)
     s = pred.shape[1]
     dist = scene_distance(pred[..., :2].to(torch.float32), batch.mask) if any(n < s for n in rows) else None
@@ -303,7 +306,7 @@ def _measure_model(rows: dict[int, Row], pred: Tensor, p: Tensor, batch: SceneBa
         if n == s or dist is None:
             row.parts.append(_measure(pred, p, batch, _rate_values(rates, p, batch)))
             continue
-        worlds = choose_worlds(dist, n)
+        worlds = choose_worlds(dist, n, mass)
         chosen = pred.gather(1, worlds.medoid[:, :, None, None, None].expand(-1, -1, *pred.shape[2:]))
         part = _rate_values(rates.choose(worlds.medoid), worlds.probability, batch)
         row.parts.append(_measure(chosen, worlds.probability, batch, part))
