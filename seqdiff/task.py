@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +86,7 @@ class Task(L.LightningModule):
         sampler: used in validation, and the default of `seqdiff sample`.
         optimizer: AdamW and its schedule.
         val_samples: k in validation.
+        init: run or checkpoint whose weights and codec training starts from (fine-tuning); its sizes must be the same.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Task(L.LightningModule):
         sampler: Sampler = Sampler(),
         optimizer: Optimizer = Optimizer(),
         val_samples: int = 20,
+        init: str | None = None,
     ) -> None:
         super().__init__()
         for name in ("latent_dim", "ctx_dim"):
@@ -105,11 +108,19 @@ class Task(L.LightningModule):
         self.adapter: Any = adapter
         self.net, self.objective = net, objective
         self.sampler, self.optimizer_config, self.val_samples = sampler, optimizer, val_samples
+        self.init = init
         self.config_text = ""  # resolved config, set by the command line, kept in checkpoints
 
     # ---- training --------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and self.init is not None:
+            path = checkpoint.find(pathlib.Path(self.init))
+            try:
+                self.load_state_dict(checkpoint.read(path)["state_dict"])
+            except RuntimeError as error:
+                raise checkpoint.CheckpointError(f"init={path} has weights of other sizes: {error}") from error
+            self.print(f"weights and codec from {path}")
         if stage == "fit" and not bool(self.adapter.codec.fitted):
             if self.trainer.is_global_zero:
                 report = self.adapter.fit(self.trainer.datamodule)  # type: ignore[attr-defined]
