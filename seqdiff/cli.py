@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import seqdiff
 from seqdiff.compose import UsageError, compose, find_object, nearest
 from seqdiff.fit import lightning, split_arguments
@@ -59,6 +61,7 @@ class SampleRequest:
         store: another store than the one trained on.
         batch_size: scenes at a time.
         limit: at most so many scenes, evenly spread over the split.
+        windows: other window settings than the model was trained on, e.g. windows.focal=marked windows.scored=marked.
         overwrite: replace an earlier samples folder.
     """
 
@@ -75,6 +78,7 @@ class SampleRequest:
     store: str | None = None
     batch_size: int | None = None
     limit: int | None = None
+    windows: dict[str, Any] | None = None
     overwrite: bool = False
 
 
@@ -94,6 +98,8 @@ def sample_command(r: SampleRequest) -> Path:
     section = config["data"]
     changes = {"store": r.store, "eval_batch_size": r.batch_size}
     section["init_args"] |= {key: value for key, value in changes.items() if value is not None}
+    if r.windows:
+        section["init_args"]["windows"] |= r.windows
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(LightningDataModule, "data")
     data = parser.instantiate(parser.parse_object({"data": section})).data
@@ -176,6 +182,9 @@ def parse(command: str, args: Sequence[str]) -> tuple[Callable[..., Any], dict[s
     if bad:
         raise UsageError(f"got {bad[0]!r}; expected key=value, see `seqdiff {command} --help`")
     given = {key.removeprefix("data."): value for key, value in (o.split("=", 1) for o in overrides)}
+    inner = {key.removeprefix("windows."): given.pop(key) for key in list(given) if key.startswith("windows.")}
+    if inner:
+        given["windows"] = json.dumps({key: yaml.safe_load(value) for key, value in inner.items()})
     function, parser, known = _parser(command, given)
     for key in given:
         if key not in known:

@@ -40,6 +40,7 @@ class Job:
     limit: int | None = None
     worlds: tuple[int, ...] = (6, 20)
     min_agents: tuple[int, ...] = (1,)
+    sample: tuple[str, ...] = ()  # further arguments of `seqdiff sample`
 
 
 def run(*args: str) -> None:
@@ -66,7 +67,7 @@ def work(job: Job, out: Path, steps: int, ckpt: Path | None) -> list[dict[str, A
     if not samples.exists():
         limit = [f"limit={job.limit}"] if job.limit else []
         source = [f"ckpt={ckpt or trained}", f"out={samples}", f"store={job.store}"]
-        run("sample", *source, "split=test", f"k={job.k}", f"steps={steps}", "seed=0", *limit)
+        run("sample", *source, "split=test", f"k={job.k}", f"steps={steps}", "seed=0", *limit, *job.sample)
     tables = []
     for least in sorted(job.min_agents, reverse=True):
         print(f"\n{job.name}: windows with at least {least} scored agents", flush=True)
@@ -96,7 +97,8 @@ def jobs(args: argparse.Namespace) -> list[Job]:
         return [Job("ngsim", str(stores / "ngsim"), source, ("experiment=ngsim", *more), k=64)]
     if args.ckpt is None:
         raise SystemExit("av2 is shown with a model trained elsewhere: give --ckpt RUN (see README)")
-    return [Job("av2", str(stores / "av2"), (f"source=av2:{args.data}",), (), k=64)]
+    marked = ("windows.focal=marked", "windows.scored=marked", "windows.radius_m=150")
+    return [Job("av2", str(stores / "av2"), (f"source=av2:{args.data}",), (), k=64, sample=marked)]
 
 
 def show(tables: list[dict[str, Any]]) -> None:
