@@ -38,7 +38,7 @@ install-readers: $(VENV)/.readers
 demo: $(VENV)/.core
 	@rm -rf $(OUT)
 	$(SEQDIFF) fit experiment=demo run=$(OUT)/run
-	$(SEQDIFF) sample ckpt=$(OUT)/run split=test k=64 steps=4 seed=0 limit=60 out=$(OUT)/samples
+	$(SEQDIFF) sample ckpt=$(OUT)/run split=test k=64 steps=4 seed=0 limit=40 out=$(OUT)/samples
 	$(SEQDIFF) evaluate samples=$(OUT)/samples
 	$(SEQDIFF) review samples=$(OUT)/samples out=$(OUT)/review.html
 	@echo; echo "Open $(OUT)/review.html in a browser."
