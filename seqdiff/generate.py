@@ -57,7 +57,8 @@ def generate(
                     )
                 energies = task.adapter.score(sample, batch)
                 mass = task.adapter.mass(energies, batch)
-                scores = score_samples(*task.adapter.coordinates(sample, batch), mass=mass)
+                where, valid = task.adapter.coordinates(sample, batch)
+                scores = score_samples(where, valid, mass=mass)
                 scores |= {"mass": mass} | energies
             writer.add(batch, sample, scores)
             items += n

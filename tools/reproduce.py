@@ -41,6 +41,7 @@ class Job:
     worlds: tuple[int, ...] = (6, 20)
     min_agents: tuple[int, ...] = (1,)
     sample: tuple[str, ...] = ()  # further arguments of `seqdiff sample`
+    first: tuple[str, ...] = ()  # `seqdiff fit` of an earlier training, from which `fit` goes on
 
 
 def run(*args: str) -> None:
@@ -51,18 +52,28 @@ def run(*args: str) -> None:
         raise SystemExit(code)
 
 
+def train(folder: Path, fit: tuple[str, ...]) -> None:
+    """`seqdiff fit` into folder/run, once; goes on where a stopped one was."""
+    done = folder / "trained.json"
+    if done.exists():
+        return
+    begin = time.time()
+    resume = (folder / "run" / "checkpoints" / "last.ckpt").exists()
+    run("fit", *fit, f"run={folder / 'run'}", *(["resume=true"] if resume else []))
+    done.write_text(json.dumps({"minutes": (time.time() - begin) / 60, "resumed": resume}))
+
+
 def work(job: Job, out: Path, steps: int, ckpt: Path | None) -> list[dict[str, Any]]:
     """Carry out what is missing of a job; returns its tables, one for each window rule."""
     folder = out / job.name
     if job.prepare and not Path(job.store).exists():
         run("prepare", *job.prepare, f"out={job.store}")
     trained = folder / "run"
-    done = folder / "trained.json"
-    if ckpt is None and not done.exists():
-        begin = time.time()
-        resume = (trained / "checkpoints" / "last.ckpt").exists()
-        run("fit", *job.fit, f"store={job.store}", f"run={trained}", *(["resume=true"] if resume else []))
-        done.write_text(json.dumps({"minutes": (time.time() - begin) / 60, "resumed": resume}))
+    if ckpt is None and job.first:
+        train(folder / "first", job.first)
+    if ckpt is None:
+        start = (f"init={folder / 'first' / 'run'}",) if job.first else ()
+        train(folder, (*job.fit, f"store={job.store}", *start))
     samples = folder / f"samples_k{job.k}_steps{steps}"
     if not samples.exists():
         limit = [f"limit={job.limit}"] if job.limit else []
@@ -94,7 +105,9 @@ def jobs(args: argparse.Namespace) -> list[Job]:
         ]  # fmt: skip
     if args.set_name == "ngsim":
         source = (f"source=commonroad:{args.data}",)
-        return [Job("ngsim", str(stores / "ngsim"), source, ("experiment=ngsim", *more), k=64)]
+        own = ("experiment=ngsim_fine", *more)
+        first = ("experiment=ngsim", "store=embedded")
+        return [Job("ngsim", str(stores / "ngsim"), source, own, k=64, first=first)]
     if args.ckpt is None:
         raise SystemExit("av2 is shown with a model trained elsewhere: give --ckpt RUN (see README)")
     marked = ("windows.focal=marked", "windows.scored=marked", "windows.radius_m=150")
