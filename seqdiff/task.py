@@ -226,6 +226,7 @@ class Task(L.LightningModule):
         seeds = as_seeds(seed, len(cond.ctx), k, first_item)
         noise = gaussian_noise((cond.pos.shape[1], self.adapter.latent_dim), seeds, c.temperature)
         noise = replace(noise, z=noise.z.to(self.device))
+        times = time_grid(self.objective.path, c.steps, c.grid, c.shift, c.t_max)
         all_guides: list[Guide] = []
         if c.guidance != 1:
             if self.objective.context_drop == 0:
@@ -237,11 +238,11 @@ class Task(L.LightningModule):
         all_guides += list(guides)
         descent = None
         if c.energy_iterations:
-            descent = EnergyDescent(self.adapter.energy(batch), c.energy_iterations)
+            # the last evaluation is always guided, however few steps there are
+            descent = EnergyDescent(self.adapter.energy(batch), c.energy_iterations, below=max(0.3, times[-2]))
             all_guides.append(descent)
         if known is not None:
             all_guides.append(Infill(known[0], known[1], noise.z, self.objective.path))
-        times = time_grid(self.objective.path, c.steps, c.grid, c.shift, c.t_max)
         out = sample(
             self.denoiser(cond), noise, times, path=self.objective.path, step=find_step(c.step).step,
             guides=all_guides, seeds=seeds,

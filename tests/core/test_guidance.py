@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from seqdiff.guidance import ClassifierFree, Infill
+from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill
 from seqdiff.path import Path, time_grid
 from seqdiff.sample import gaussian_noise, sample
 from seqdiff.steps import STEPS
@@ -72,3 +72,44 @@ def test_infilling_of_a_correlated_pair_moves_towards_the_conditional_mean():
     ).z
     assert (out[..., 0] == 2.0).all()
     assert abs(out[..., 1].mean().item() - 0.86) < 0.1
+
+
+def test_descent_reaches_a_constraint_and_leaves_the_rest_alone():
+    """Energy of a token = squared excess of its first channel over 1: Polyak's step lands on the constraint."""
+
+    def energy(x):
+        return (x[..., 0] - 1).clamp_min(0).square()
+
+    x = torch.tensor([[[[1.5, 0.3], [0.2, 9.0]], [[0.9, 0.0], [1.2, 0.0]]]])  # 1 item, 2 samples, 2 tokens
+    guide = EnergyDescent(energy, iterations=30, max_step=0.1)
+    out = guide.descend(x)
+    torch.testing.assert_close(out[0, 0, 0], torch.tensor([1.0, 0.3]), rtol=0, atol=1e-3)
+    torch.testing.assert_close(out[0, 1, 1], torch.tensor([1.0, 0.0]), rtol=0, atol=1e-3)
+    assert torch.equal(out[0, 0, 1], x[0, 0, 1]) and torch.equal(out[0, 1, 0], x[0, 1, 0])
+    torch.testing.assert_close(guide.before, torch.tensor([[0.25, 0.04]]))
+    assert guide.after.max() < 1e-5
+
+
+def test_one_move_is_bounded_and_only_near_the_end():
+    guide = EnergyDescent(lambda x: x.square().sum(-1), iterations=1, max_step=0.1, below=0.3)
+    z = torch.full((1, 1, 1, 1), 5.0)
+    guided = guide(lambda z, t: z)
+    torch.testing.assert_close(guided(z, 0.2), torch.full((1, 1, 1, 1), 4.9))
+    assert torch.equal(guided(z, 0.5), z)
+
+
+def test_a_sample_that_got_worse_keeps_its_unguided_version():
+    def rising(x):  # its gradient points the wrong way
+        return x.detach().abs().sum(-1) - 0.0 * x.sum(-1) - (x - x.detach()).sum(-1)
+
+    x = torch.tensor([[[[2.0]]]])
+    guide = EnergyDescent(rising, iterations=3)
+    assert torch.equal(guide.descend(x), x)
+    assert torch.equal(guide.before, guide.after)
+
+
+def test_descent_works_under_inference_mode():
+    with torch.inference_mode():
+        x = torch.full((1, 1, 1, 1), 2.0)
+        out = EnergyDescent(lambda v: (v[..., 0] - 1).clamp_min(0).square(), iterations=40)(lambda z, t: z)(x, 0.1)
+    assert abs(out.item() - 1) < 1e-3

@@ -244,3 +244,42 @@ def test_heading_follows_motion_and_is_kept_while_standing():
     want = torch.tensor([0.0, math.pi / 2, math.pi / 2, math.pi])
     torch.testing.assert_close(motion_heading(xy, 0.1), want)
     assert (motion_heading(torch.zeros(3, 2), 0.1) == 0).all()
+
+
+def test_masses_are_tilted_by_wrong_agents_and_uniform_without_tilt():
+    batch = scene_batch()  # 4 real agents
+    energies = {
+        "collision": torch.tensor([[0.0, 0.5], [0.0, 0.0]]),
+        "off_road": torch.tensor([[0.0, 0.0], [torch.nan] * 2]),
+    }
+    tilted = small_task(tilt=1.0).adapter.mass(energies, batch)
+    want = torch.softmax(torch.tensor([0.0, -2.0], dtype=torch.float64), -1)  # 2 of 4 agents collide, a nat each
+    torch.testing.assert_close(tilted, torch.stack([want, torch.full((2,), 0.5, dtype=torch.float64)]))
+    assert (small_task().adapter.mass(energies, batch) == 0.5).all()
+
+
+def test_energy_guidance_lowers_the_energy_and_reports_it():
+    task = small_task()
+    batch = replace(scene_batch(), drivable=[None, None])
+    crowded = replace(batch, hist=batch.hist * torch.tensor([0.15, 0.15, 1.0]))  # close together: futures overlap
+    plain = task.draw(crowded, k=6, seed=0)
+    guided = task.draw(crowded, k=6, seed=0, sampler=Sampler(steps=3, energy_iterations=10))
+    assert plain.energy is None and guided.energy is not None
+    before, after = guided.energy
+    assert before.sum() > 0 and (after <= before).all() and after.sum() < 0.5 * before.sum()
+
+
+def test_a_run_can_start_from_another_ones_weights(tmp_path):
+    from seqdiff import checkpoint
+
+    source, target = small_task(), small_task()
+    path = tmp_path / "a.ckpt"
+    torch.save({checkpoint.KEY: checkpoint.header(""), "state_dict": source.state_dict()}, path)
+    target.init = str(path)
+    target.print = lambda *a: None
+    target.setup("fit")
+    for a, b in zip(source.state_dict().values(), target.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    target.init = str(tmp_path / "none")
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
+        target.setup("fit")
