@@ -103,8 +103,35 @@ def evaluate(
     }
     draws = floor_rows(data, wanted, Path(train_store) if train_store else None, fit, notes)
     recorded = Row("recording", "recording itself", 1)
-    kinds = np.zeros(0, np.int64)
+    keys, kinds = _fill(found, data, model, draws, recorded)
+    rows = [*model.values(), *(row for row, _ in draws), recorded]
+    enough = recorded.values()["n_agents"] >= min_agents
+    if not enough.all():
+        notes.append(f"{int((~enough).sum())} windows with fewer than {min_agents} scored agents are in no mean")
+    out = {
+        "format": FORMAT,
+        "version": VERSION,
+        **summary(
+            found.run,
+            len(data),
+            [key for key, keep in zip(keys, enough, strict=True) if keep],
+            np.concatenate([kind for kind, keep in zip(kinds, enough, strict=True) if keep] or [np.zeros(0, np.int64)]),
+            [(r.key, r.name, r.k, {m: v[enough] for m, v in r.values().items()}) for r in rows],
+            notes,
+        ),
+    }
+    _write(found.path / "metrics.json", out)
+    if not quiet:
+        show(out, Console())
+    return out
+
+
+def _fill(
+    found: SampleSet, data: WindowDataset, model: dict[int, Row], draws: list[tuple[Row, Draw]], recorded: Row
+) -> tuple[list[tuple[str, int]], list[np.ndarray]]:
+    """Measures every row on every window. -> (scene, t0) and the types of the scored agents of each window."""
     keys: list[tuple[str, int]] = []
+    kinds: list[np.ndarray] = []
     with tqdm(total=len(found), desc="evaluating", unit=" windows", delay=2) as bar:
         for windows, batch in batches(found, data):
             pred, p = aligned(windows, batch)
@@ -115,30 +142,10 @@ def evaluate(
             for row, draw in draws:
                 _measure_floor(row, draw(batch), batch)
             recorded.parts.append(_recorded(batch))
-            kinds = np.concatenate([kinds, batch.type[_count(batch)].numpy()])
+            kinds += [types[count].numpy() for types, count in zip(batch.type, _count(batch), strict=True)]
             keys += [(w.scene_id, w.t0) for w in windows]
             bar.update(len(windows))
-    rows = [*model.values(), *(row for row, _ in draws), recorded]
-    enough = recorded.values()["n_agents"] >= min_agents
-    if not enough.all():
-        notes.append(f"{int((~enough).sum())} windows with fewer than {min_agents} scored agents are in no mean")
-        keys = [key for key, keep in zip(keys, enough, strict=True) if keep]
-    out = {
-        "format": FORMAT,
-        "version": VERSION,
-        **summary(
-            found.run,
-            len(data),
-            keys,
-            kinds,
-            [(r.key, r.name, r.k, {m: v[enough] for m, v in r.values().items()}) for r in rows],
-            notes,
-        ),
-    }
-    _write(found.path / "metrics.json", out)
-    if not quiet:
-        show(out, Console())
-    return out
+    return keys, kinds
 
 
 def open_windows(found: SampleSet, store: Path | None) -> WindowDataset:

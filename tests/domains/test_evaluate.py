@@ -231,3 +231,33 @@ def test_means_over_agents_and_windows():
     assert reduce(v) == {"minADE": 1.0, "minJADE": 2.5, "off_road": None, "infeasible": 0.025}
     v["minJADE"][1] = np.nan  # a NaN among windows that count stays
     assert np.isnan(reduce(v)["minJADE"])
+
+
+def test_windows_with_few_scored_agents_can_be_left_out(tmp_path):
+    with StoreWriter(tmp_path / "store", "made up", "test") as w:
+        for name, cars in (("one", [car("a", 0.0, 8.0)]), ("two", [car("a", 0.0, 8.0), car("b", 5.0, 6.0)])):
+            w.add(Scene(name, 0.1, "test", cars, road()))
+    path = sample(Store(tmp_path / "store"), tmp_path / "s", 1, lambda batch: truth(batch)[:, None])
+    every, two = (evaluate(path, fit=False, quiet=True, min_agents=n) for n in (1, 2))
+    assert (every["header"]["n_windows"], every["header"]["n_agents"]) == (4, 6)
+    assert (two["header"]["n_windows"], two["header"]["n_agents"]) == (2, 4)
+    assert two["header"]["agents"] == {"vehicle": 4}
+    assert {w["scene_id"] for w in two["windows"]} == {"two"}
+    assert "2 windows with fewer than 2 scored agents are in no mean" in two["notes"]
+
+
+def test_worlds_stand_for_the_masses_of_the_samples(tmp_path, store):
+    """Of offsets 0, 5, 6 m one world is the medoid: 5 m where all weigh alike, 0 m where that one weighs most."""
+    out = {}
+    for name, mass in (("even", [1 / 3] * 3), ("tilted", [0.98, 0.01, 0.01])):
+        data, path = WindowDataset(store, SPEC, "test"), tmp_path / name
+        with SampleWriter(path) as w:
+            for i in range(len(data)):
+                batch = data.batch([i])
+                futures, weight = offsets(0.0, 5.0, 6.0)(batch), torch.tensor([mass], dtype=torch.float64)
+                w.add(batch, futures, score_samples(futures[..., :2], batch.mask, k=3, mass=weight) | {"mass": weight})
+            told = {"path": str(store.path), "content_hash": store.content_hash, "name": "made up"}
+            info = {key: None for key in RUN_KEYS} | {"store": told, "split": "test", "windows": asdict(SPEC)}
+            w.close(info | {"n_samples": 3, "dt": 0.1})
+        out[name] = row(evaluate(path, k=1, fit=False, quiet=True), "model_1")["minJADE"]
+    assert out["even"] == pytest.approx(5.0, abs=1e-3) and out["tilted"] == pytest.approx(0.0, abs=1e-3)

@@ -397,3 +397,18 @@ def test_training_may_take_fewer_agents(store: Store) -> None:
     data.set_epoch(1)
     assert [ids[0] for ids in whole(data).agent_id] != [ids[0] for ids in few.agent_id]
     assert torch.equal(torch.from_numpy(data.crowd(np.arange(len(data)))), full.mask.sum(1))
+
+
+def test_half_of_the_training_windows_are_mirrored_whole(store: Store) -> None:
+    """y, heading and map of a mirrored window change sign together; the others are untouched."""
+    spec = WindowSpec(history_s=1.0, horizon_s=2.0, stride_s=0.5, max_segments=8)
+    plain, data = WindowDataset(store, spec, "train"), WindowDataset(store, spec, "train", Vary(mirror=True, seed=3))
+    a, b = whole(plain), whole(data)
+    sign = torch.where((a.fut[..., 1] == b.fut[..., 1]).flatten(1).all(1), 1.0, -1.0)
+    assert 0.2 < (sign < 0).float().mean() < 0.8
+    for name in ("hist", "fut"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert torch.equal(x[..., 0], y[..., 0])
+        assert torch.equal(x[..., 1:] * sign[:, None, None, None], y[..., 1:])
+    assert torch.equal(a.seg[..., 1] * sign[:, None, None], b.seg[..., 1])
+    assert all(area is None for area, s in zip(b.drivable, sign, strict=True) if s < 0)
