@@ -71,21 +71,22 @@ def attend(q: Tensor, key: Tensor, value: Tensor, bias: Tensor, pair: Tensor | N
         values b n k (h e), and the attended pair embedding b n k (h c).
     """
     b, h, n, k, e = q.shape
-    shared = key.dim() == 4
-    if shared:
+    scale = 1 / math.sqrt(e)
+    if key.dim() == 4:  # shared: one product per item and head
         m = key.shape[2]
         scores = (q.reshape(b, h, n * k, e) @ key.transpose(-1, -2)).view(b, h, n, k, m)
-    else:
-        scores = torch.matmul(q.transpose(2, 3), key.permute(0, 1, 3, 4, 2)).transpose(2, 3)  # b h k n m -> b h n k m
-    p = torch.softmax(torch.add(bias, scores, alpha=1 / math.sqrt(e)), dim=-1)
-    if shared:
-        out = (p.reshape(b, h, n * k, m) @ value).view(b, h, n, k, e)
-    else:
-        out = torch.matmul(p.transpose(2, 3), value.transpose(2, 3)).transpose(2, 3)
-    out = out.permute(0, 2, 3, 1, 4).reshape(b, n, k, h * e)
+        p = torch.softmax(torch.add(bias, scores, alpha=scale), dim=-1)
+        out = (p.view(b, h, n * k, m) @ value).view(b, h, n, k, e).permute(0, 2, 3, 1, 4)
+        p = p.permute(0, 2, 3, 1, 4)
+    else:  # a product per sample; b h k n m throughout, so that nothing is copied between the steps
+        scores = q.transpose(2, 3) @ key.permute(0, 1, 3, 4, 2)
+        p = torch.softmax(torch.add(bias.transpose(2, 3), scores, alpha=scale), dim=-1)
+        out = (p @ value.transpose(2, 3)).permute(0, 3, 2, 1, 4)
+        p = p.permute(0, 3, 2, 1, 4)
+    out = out.reshape(b, n, k, h * e)
     if pair is None:
         return out, None
-    seen = p.permute(0, 2, 3, 1, 4).reshape(b, n, k * h, -1) @ pair  # b n (k h) c
+    seen = p.reshape(b, n, k * h, -1) @ pair  # b n (k h) c
     return out, seen.view(b, n, k, -1)
 
 
@@ -110,7 +111,10 @@ class Attention(nn.Module):
     def bias(self, mask: Tensor, pair: Tensor | None) -> Tensor:
         """b #h #n #k m from the key mask (b #k m) and the pair embedding (b n m c)."""
         out = (~mask).float()[:, None, None] * NEG
-        return out if pair is None else out + self.pair_bias(pair).permute(0, 3, 1, 2)[:, :, :, None]
+        if pair is None:
+            return out
+        # contiguous: what is added to it takes its memory order, and softmax wants keys innermost
+        return (out + self.pair_bias(pair).permute(0, 3, 1, 2)[:, :, :, None]).contiguous()
 
     def keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Shared keys and values, b h m e each, from b m w."""
