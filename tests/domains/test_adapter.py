@@ -124,7 +124,7 @@ def test_turning_and_shifting_the_scene_turns_and_shifts_the_futures(lever):
     )
     want, got = moved(futures(task, batch), angle, shift), futures(task, turned)
     real = batch.mask[:, None, :, None, None].expand_as(want)[..., :2]
-    assert (want[..., :2] - got[..., :2])[real].abs().max() < 1e-4 * 10  # positions of about 60 m in float32
+    assert (want[..., :2] - got[..., :2])[real].abs().max() < 1e-4  # metres
     turn = torch.remainder(want[..., 2] - got[..., 2] + math.pi, 2 * math.pi) - math.pi
     assert turn[real[..., 0]].abs().max() < 1e-4
 
