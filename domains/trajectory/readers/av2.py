@@ -58,7 +58,6 @@ class Av2Reader:
 
     def __init__(self, path: Path, split: str = "test") -> None:
         self.path, self.split, self.source = Path(path), split, f"av2:{Path(path).name}"
-        need("av2.map.lane_segment", "av2:", INSTALL)
         if not self.path.exists():
             raise SceneError(f"av2:{path} does not exist; expected a folder with scenario_*.parquet below it")
         self.files = sorted(self.path.rglob("scenario_*.parquet"))
@@ -66,6 +65,7 @@ class Av2Reader:
             raise SceneError(
                 f"av2:{path} holds no scenario_*.parquet; expected an Argoverse 2 motion-forecasting folder"
             )
+        need("av2.map.lane_segment", "av2:", INSTALL)
 
     def __len__(self) -> int:
         return len(self.files)

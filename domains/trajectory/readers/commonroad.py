@@ -50,12 +50,12 @@ class CommonRoadReader:
     ) -> None:
         self.path, self.fractions, self.seed, self.altered = Path(path), fractions, seed, altered
         self.source = f"commonroad:{self.path.name}"
-        need("commonroad.common.file_reader", "commonroad:", "pip install '.[commonroad]'")
         if not self.path.exists():
             raise SceneError(f"commonroad:{path} does not exist; expected a CommonRoad XML file or a folder of them")
         self.files = [self.path] if self.path.is_file() else sorted(self.path.glob("*.xml"))
         if not self.files:
             raise SceneError(f"commonroad:{path} holds no *.xml; expected CommonRoad scenarios")
+        need("commonroad.common.file_reader", "commonroad:", "pip install '.[commonroad]'")
 
     def __len__(self) -> int:
         return len(self.files)
