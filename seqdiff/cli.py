@@ -89,7 +89,6 @@ def sample_command(r: SampleRequest) -> Path:
 
     from seqdiff.checkpoint import find, load_task
     from seqdiff.generate import choose_sampler, describe_run, generate
-    from seqdiff.steps import find_step
 
     if r.k < 1:
         raise UsageError(f"k is {r.k}; expected at least 1 future per scene")
@@ -115,7 +114,6 @@ def sample_command(r: SampleRequest) -> Path:
         guidance=r.guidance,
         energy_iterations=r.energy_iterations,
     )
-    find_step(sampler.step)
     writer = find_object(_domain(data.domain)["writer"])(r.out, overwrite=r.overwrite)
     with writer:
         done = generate(task, data, writer, sampler, k=r.k, seed=r.seed, split=r.split, limit=r.limit)

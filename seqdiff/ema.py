@@ -9,7 +9,7 @@ from torch import Tensor
 
 class EMA(WeightAveraging):
     """Lightning's weight averaging with a decay that grows with the number of updates, so that short runs average too:
-    decay_i = min(decay, (1 + i) / (10 + i)) (Karras et al. 2024, appendix C, discuss why a fixed one forgets too late).
+    decay_i = min(decay, (1 + i) / (10 + i)).
 
     Args:
         decay: of the average once it is warm.

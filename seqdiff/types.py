@@ -34,8 +34,6 @@ class Cond:
     ctx_pos: Float[Tensor, "b m p"]
     ctx_mask: Bool[Tensor, "b m"]
     tok: Float[Tensor, "b n c"] | None = None  # what is known of each token's own subject
-    known: Float[Tensor, "b #k n d"] | None = None
-    known_mask: Bool[Tensor, "b #k n d"] | None = None
 
     def drop(self, items: Bool[Tensor, " b"] | None = None) -> Cond:
         """The condition without its context (all items, or those marked): what classifier-free guidance is trained on."""
