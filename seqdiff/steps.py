@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from seqdiff.path import Path
-from seqdiff.types import Denoiser
+from seqdiff.types import Denoiser, FlowMap
 
 
 class StepOut(NamedTuple):
@@ -98,6 +98,18 @@ def ab2(
     return StepOut(z + (s - t) * slope, x0, (t, v))
 
 
+def flow_map(
+    model: FlowMap, path: Path, z: Tensor, t: float, s: float, memory: Any = None, seeds: Tensor | None = None
+) -> StepOut:
+    """A student's own jump from t to s (Boffi et al. 2024; mean flow, Geng et al. 2025a, equation 12). One evaluation; its x0
+    is the end point that the jump points to, z_s itself at s = 0."""
+    end = model(z, t, s)
+    if s == 0:
+        return StepOut(end, end, None)
+    ratio = path.sigma(s) / path.sigma(t)
+    return StepOut(end, (end - ratio * z) / (path.alpha(s) - ratio * path.alpha(t)), None)
+
+
 @dataclass(frozen=True)
 class Claim:
     """What a step promises; the tests hold it to that."""
@@ -114,6 +126,8 @@ STEPS: dict[str, Claim] = {
     "dpmpp_2m": Claim(dpmpp_2m, order=2, evaluations=1),
     "ab2": Claim(ab2, order=2, evaluations=1),
 }
+
+FLOW_MAP_STEPS: tuple[Step, ...] = (flow_map,)  # type: ignore[assignment]
 
 
 def find_step(name: str) -> Claim:

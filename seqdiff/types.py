@@ -17,7 +17,21 @@ from torch import Tensor, nn
 Z: TypeAlias = Float[Tensor, "b k n d"]
 Seeds: TypeAlias = Int64[Tensor, "b k"]
 Denoiser: TypeAlias = Callable[[Tensor, float], Tensor]  # (z, t) -> E[x0 | z_t], the condition closed over
-Guide: TypeAlias = Callable[[Denoiser], Denoiser]
+Guide: TypeAlias = Callable[[Denoiser], Denoiser]  # may have on_flow_map, after_step, finish: see seqdiff.guidance
+
+
+@dataclass(frozen=True)
+class FlowMap:
+    """A few-step student's jump z_t -> z_s along the flow (Boffi et al. 2024), the condition closed over.
+
+    A type of its own, since its jump to 0 is the end point of one trajectory and not E[x0 | z_t]: what is derived for a
+    Denoiser (classifier-free guidance, multistep extrapolation, the probability-flow likelihood) does not hold for it.
+    """
+
+    jump: Callable[[Tensor, float, float], Tensor]  # (z, t, s) -> z_s, 0 <= s < t <= 1
+
+    def __call__(self, z: Tensor, t: float, s: float) -> Tensor:
+        return self.jump(z, t, s)
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,9 @@ class Cond:
     ctx_pos: Float[Tensor, "b m p"]
     ctx_mask: Bool[Tensor, "b m"]
     tok: Float[Tensor, "b n c"] | None = None  # what is known of each token's own subject
+    known: Float[Tensor, "b #k n d"] | None = None  # latents that are given (infilling, continuation)
+    known_mask: Bool[Tensor, "b #k n d"] | None = None  # True = given
+    guidance: Float[Tensor, " b"] | None = None  # classifier-free weight, for nets that take it as an input
 
     def drop(self, items: Bool[Tensor, " b"] | None = None) -> Cond:
         """The condition without its context (all items, or those marked): what classifier-free guidance is trained on."""
@@ -90,8 +107,10 @@ class Adapter(Protocol):
         """In what the samples of an item are compared as wholes: b k n t c, and validity b n or b n t."""
         ...
 
-    def energy(self, batch: Any) -> Callable[[Tensor], Tensor]:
-        """Latents (b k n d) -> what is wrong with each token's subject (b k n), >= 0, differentiable, for guidance."""
+    def energy(self, batch: Any, constraints: Any = None) -> Callable[[Tensor], Tensor]:
+        """Latents (b k n d) -> what is wrong with each token's subject (b k n), >= 0, differentiable, for guidance.
+
+        `constraints`: the user's wishes in the domain's own terms, as its reader gives them."""
         ...
 
     def score(self, sample: Tensor, batch: Any) -> dict[str, Tensor]:

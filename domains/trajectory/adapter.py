@@ -280,7 +280,7 @@ class TrajectoryAdapter(DomainModule):
         """Positions of all real agents."""
         return sample[..., :2], batch.mask
 
-    def energy(self, batch: SceneBatch) -> Callable[[Tensor], Tensor]:
+    def energy(self, batch: SceneBatch, constraints: object = None) -> Callable[[Tensor], Tensor]:
         """Latents b k a d -> what is wrong with each agent's future (b k a): overlaps and leaving the road. Agents that
         hardly move take no part as movers: nobody pushes a parked car aside."""
         with torch.inference_mode(False):  # its rasters are saved for the backward pass
