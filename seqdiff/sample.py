@@ -1,43 +1,20 @@
-"""The only sampling loop, and the noise it starts from."""
+"""The only sampling loop; the noise it starts from is in noise.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from seqdiff.path import Path
+from seqdiff.noise import NOISE, find_noise, gaussian_noise
+from seqdiff.path import Path, check_times
 from seqdiff.steps import FLOW_MAP_STEPS, Step
 from seqdiff.types import Denoiser, Draw, FlowMap, Guide, Seeds
 
-
-def gaussian_noise(shape: tuple[int, int], seeds: Seeds, temperature: float = 1.0) -> Draw:
-    """I.i.d. Gaussian start noise.
-
-    Each sample has its own counter-based generator, and padding comes last, so that sample i is bit-equal alone, in any
-    batch split and under any padding.
-
-    Args:
-        shape: (n, d).
-        seeds: b k.
-        temperature: scale of the noise: 1 = the training law, 0 = every sample the same.
-
-    Raises:
-        ValueError: a negative temperature.
-    """
-    if not temperature >= 0:
-        raise ValueError(f"temperature is {temperature}; expected 0 (identical samples) or more, 1 = the training law")
-    n, d = shape
-    flat = seeds.flatten().cpu().numpy().astype(np.uint64)
-    out = np.empty((flat.size, n * d), np.float32)
-    for row, seed in zip(out, flat, strict=True):
-        np.random.Generator(np.random.Philox(key=seed)).standard_normal(dtype=np.float32, out=row)
-    z = torch.from_numpy(out).view(*seeds.shape, n, d)
-    return Draw(z * temperature, torch.zeros(seeds.shape))
+__all__ = ["NOISE", "Selection", "find_noise", "gaussian_noise", "sample"]
 
 
 def sample(
@@ -54,26 +31,27 @@ def sample(
 
     Args:
         model: (z, t) -> E[x0 | z_t], or a student's FlowMap for the steps of FLOW_MAP_STEPS.
-        draw: start, z of shape b k n d.
+        draw: start, z of shape b k n d at times[0] (standard noise times `path.start_scale(times[0])`).
         times: strictly decreasing; each step goes from one entry to the next, by position.
         guides: folded around the model, the first one innermost. A guide may have a method `on_flow_map` (what it does to
             a FlowMap; without it a student is refused), `after_step(z, x0, t, s, state, seeds)` (resampling of the k samples
-            between steps) and `finish(z)` (the last word on the result: known parts are written exactly once more).
+            between steps), `finish(z)` (the last word on the result: known parts are written exactly once more), and
+            `begin(draw, times, step)` and `report(z)`, called before the first step and on the finished result.
         seeds: b k, for stochastic steps.
 
     Raises:
         ValueError: times that are not strictly decreasing within [0, 1]; a step or a guide that the model is not made for.
     """
-    if len(times) < 2 or any(not 1 >= a > b >= 0 for a, b in zip(times[:-1], times[1:], strict=True)):
-        raise ValueError(f"times must decrease strictly within [0, 1] and hold at least two entries, got {list(times)}")
+    times = check_times(times)
     model = _fold(model, step, guides)
+    _each(guides, "begin", draw, times, step)
     z, memory, log_weight = draw.z, None, draw.log_weight
     selecting = [(guide, guide.after_step) for guide in guides if hasattr(guide, "after_step")]
     states: list[Any] = [None] * len(selecting)
     for t, s in zip(times[:-1], times[1:], strict=True):
-        z, x0, memory = step(model, path, z, float(t), float(s), memory, seeds)  # type: ignore[arg-type]
+        z, x0, memory = step(model, path, z, t, s, memory, seeds)  # type: ignore[arg-type]
         for i, (_, after_step) in enumerate(selecting):
-            chosen = after_step(z, x0, float(t), float(s), states[i], seeds)
+            chosen = after_step(z, x0, t, s, states[i], seeds)
             states[i] = chosen.state
             log_weight = chosen.log_weight if chosen.log_weight is not None else log_weight
             if chosen.ancestor is not None:
@@ -82,6 +60,7 @@ def sample(
         finish = getattr(guide, "finish", None)
         if finish is not None:
             z = finish(z)
+    _each(guides, "report", z)
     return Draw(z, log_weight)
 
 
@@ -111,12 +90,21 @@ def _fold(model: Denoiser | FlowMap, step: Step, guides: Sequence[Guide]) -> Den
         elif hasattr(guide, "on_flow_map"):
             model = guide.on_flow_map(model)
         else:
-            reason = getattr(guide, "no_flow_map", "it is derived for E[x0 | z_t], and a student's jump is an end point")
+            reason = getattr(
+                guide, "no_flow_map", "it is derived for E[x0 | z_t], and a student's jump is an end point"
+            )
             raise ValueError(
                 f"{type(guide).__name__} does not guide a few-step student: {reason}. Take a step on the student's "
                 "instantaneous field (ddim, dpmpp_2m, ...) or another guide"
             )
     return model
+
+
+def _each(guides: Sequence[Guide], method: str, *args: Any) -> None:
+    """Call a method of those guides that have it."""
+    for guide in guides:
+        if hasattr(guide, method):
+            getattr(guide, method)(*args)
 
 
 def _take(tree: Any, index: Tensor) -> Any:
