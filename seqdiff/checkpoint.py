@@ -85,6 +85,24 @@ def config_of(content: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def load_start(task: Any, path: Path) -> None:
+    """Weights to start a training from. What the model has beyond them (further inputs of the net, parts of the objective) keeps its
+    initial value.
+
+    Raises:
+        CheckpointError: weights of other sizes, or of another model.
+    """
+    state = {name: value for name, value in read(path)["state_dict"].items() if not name.startswith("objective.")}
+    try:
+        missing, extra = task.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"init={path} has weights of other sizes: {error}") from error
+    optional = ("objective.", "net.known.", "net.guidance.")
+    wrong = [name for name in missing if not name.startswith(optional)] + list(extra)
+    if wrong:
+        raise CheckpointError(f"init={path} is of another model: {', '.join(wrong[:5])} do not match")
+
+
 def sha256(path: Path) -> str:
     """Hash of the file, hex."""
     digest = hashlib.sha256()

@@ -227,6 +227,8 @@ class Prepared:
     cross_pair: Tensor | None  # b n m c
     index: Tensor | None  # b n, rotary positions
     final: Tensor | None  # b n 1 2w
+    known: Tensor | None = None  # b n #k w, embedding of given latents
+    guidance: Tensor | None = None  # b 1 1 w, embedding of the guidance weight
 
 
 class DiT(nn.Module):
@@ -241,6 +243,9 @@ class DiT(nn.Module):
         length: metres at which poses are resolved (about 10 for vehicles, 2 for pedestrians).
         cross_every: a block in so many attends to the context; the first one does.
         dropout: of every branch before it joins the residual stream, in training.
+        inputs: what else the net takes: "known" (given latents: infilling), "guidance" (classifier-free weight). Both
+        start from
+            zero, so that a model trained without them can go on with them.
     """
 
     def __init__(
@@ -256,9 +261,10 @@ class DiT(nn.Module):
         length: float = 10.0,
         cross_every: int = 1,
         dropout: float = 0.0,
+        inputs: tuple[Literal["known", "guidance"], ...] = (),
     ) -> None:
         super().__init__()
-        self.latent_dim, self.ctx_dim, self.positions = latent_dim, ctx_dim, positions
+        self.latent_dim, self.ctx_dim, self.positions, self.inputs = latent_dim, ctx_dim, positions, tuple(inputs)
         pair_dim = pair_dim if positions == "pose" else 0
         self.input = nn.Linear(latent_dim, width)
         self.tok = nn.Linear(ctx_dim, width)
@@ -275,14 +281,21 @@ class DiT(nn.Module):
         self.output = nn.Linear(width, latent_dim)
         for zero in (self.final.weight, self.final.bias, self.final_tok.weight, self.output.weight, self.output.bias):
             nn.init.zeros_(zero)
+        if "known" in inputs:
+            self.known = nn.Linear(2 * latent_dim, width, bias=False)
+            nn.init.zeros_(self.known.weight)
+        if "guidance" in inputs:
+            self.guidance = nn.Linear(2, width, bias=False)
+            nn.init.zeros_(self.guidance.weight)
 
-    def embed_time(self, t: Tensor | float, s: Tensor | float, like: Tensor) -> Tensor:
-        """Embedding of (t, t - s), #b 1 #k w, with low frequencies only: d u / d t stays exact and tame (mean flow needs it)."""
+    def embed_time(self, t: Tensor | float, s: Tensor | float, like: Tensor, guidance: Tensor | None = None) -> Tensor:
+        """Embedding of (t, t - s) and of the guidance weight, #b 1 #k w, with low frequencies only: d u / d t stays exact and tame (mean flow needs it)."""
         t, s = (torch.as_tensor(v, dtype=torch.float32, device=like.device) for v in (t, s))
         shape = (t.shape[0], 1, t.shape[1] if t.dim() > 1 else 1) if t.dim() else (1, 1, 1)
         freq = torch.arange(8, device=like.device, dtype=torch.float32) * (math.pi / 2)
         angle = torch.cat([t.reshape(shape)[..., None] * freq, (t - s).reshape(shape)[..., None] * freq], dim=-1)
-        return nn.functional.silu(self.time(torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1).to(like.dtype)))
+        time = self.time(torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1).to(like.dtype))
+        return nn.functional.silu(time if guidance is None else time + guidance)
 
     def prepare(self, cond: Cond) -> Prepared:
         """Project the context: keys, values, position biases of every block, once for all samples and steps."""
@@ -313,14 +326,34 @@ class DiT(nn.Module):
                 )
             )
         final = None if tok is None else self.final_tok(tok)
-        return Prepared(tuple(blocks), tok, self_pair, cross_pair, index, final)
+        given = self._given(cond)
+        return Prepared(tuple(blocks), tok, self_pair, cross_pair, index, final, *given)
+
+    def _given(self, cond: Cond) -> tuple[Tensor | None, Tensor | None]:
+        """Embeddings of given latents and of the guidance weight; zero where they say nothing (nothing given, weight 1)."""
+        known = guidance = None
+        for name, value in (("known", cond.known), ("guidance", cond.guidance)):
+            if value is not None and name not in self.inputs:
+                raise ValueError(
+                    f"the condition has {name!r}, which this net does not take: train with model.net.init_args.inputs=[{name}]"
+                )
+        if cond.known is not None:
+            assert cond.known_mask is not None
+            mask = cond.known_mask.to(cond.known.dtype)
+            known = self.known(torch.cat([cond.known * mask, mask], -1)).transpose(1, 2)
+        if cond.guidance is not None:
+            w = cond.guidance.clamp_min(1e-3)
+            guidance = self.guidance(torch.stack([w - 1, w.log()], -1))[:, None, None]
+        return known, guidance
 
     def forward(self, z: Tensor, t: Tensor | float, s: Tensor | float, prepared: Prepared) -> Tensor:
         """z b k n d -> b k n d. t and s are floats (sampling) or tensors b or b k (training)."""
         x = self.input(z.transpose(1, 2))
         if prepared.tok is not None:
             x = x + prepared.tok
-        time = self.embed_time(t, s, x)
+        if prepared.known is not None:
+            x = x + prepared.known
+        time = self.embed_time(t, s, x, prepared.guidance)
         for block, p in zip(self.blocks, prepared.blocks, strict=True):
             x = block(x, time, p.tok, p, prepared)
         mod = self.final(time) if prepared.final is None else self.final(time) + prepared.final

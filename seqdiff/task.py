@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -18,9 +18,9 @@ from seqdiff.dit import DiT
 from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill
 from seqdiff.objectives import Objective
 from seqdiff.path import Grid, Path, time_grid
-from seqdiff.sample import gaussian_noise, sample
-from seqdiff.steps import find_step
-from seqdiff.types import Cond, Denoiser, DomainModule, Draw, Guide, as_seeds
+from seqdiff.sample import NOISE, sample
+from seqdiff.steps import FLOW_MAP_STEPS, find_step
+from seqdiff.types import Cond, Denoiser, DomainModule, Draw, FlowMap, Guide, as_seeds
 
 
 @dataclass(frozen=True)
@@ -28,27 +28,35 @@ class Sampler:
     """How samples are drawn.
 
     Args:
-        step: name in seqdiff.steps.STEPS.
+        step: name in seqdiff.steps.STEPS. consistency and flow_map take a few-step student (objective mean_flow, distill,
+            best_of_k), all others a model or a student's instantaneous field.
         steps: number of steps; evaluations of the net follow from the step.
-        grid, shift, t_max: see seqdiff.path.time_grid.
+        grid, shift, t_max: see seqdiff.path.time_grid; or grid "learned", from `seqdiff tune`.
+        noise: name in seqdiff.sample.NOISE.
         temperature: scale of the start noise; 1 = the training law, 0 = identical samples.
-        guidance: classifier-free weight; 1 = off. Needs a model trained with objective.context_drop > 0.
+        guidance: classifier-free weight; 1 = off. Needs a model trained with objective.context_drop > 0 (a second pass), or one
+            that takes the weight as an input (objective=distill with guidance).
+        guidance_interval: times between which it acts.
         energy_iterations: descent of so many steps on the adapter's energy near the end (collisions, leaving the road);
             0 = off. Costs a gradient of the energy each, no evaluation of the net.
     """
 
     step: str = "dpmpp_2m"
     steps: int = 4
-    grid: Grid = "uniform"
+    grid: Grid | Literal["learned"] = "uniform"
     shift: float = 1.0
     t_max: float = 1.0
+    noise: str = "gaussian"
     temperature: float = 1.0
     guidance: float = 1.0
+    guidance_interval: tuple[float, float] = (0.0, 1.0)
     energy_iterations: int = 0
 
     def __post_init__(self) -> None:
         find_step(self.step)  # a wrong setting is refused now, not at the first validation
-        time_grid(Path(), self.steps, self.grid, self.shift, self.t_max)
+        time_grid(Path(), self.steps, "uniform" if self.grid == "learned" else self.grid, self.shift, self.t_max)
+        if self.noise not in NOISE:
+            raise ValueError(f"unknown noise {self.noise!r}; one of {', '.join(NOISE)}")
         if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}; expected 0 (identical samples) or more")
 
@@ -105,10 +113,17 @@ class Task(L.LightningModule):
                 raise ValueError(
                     f"model.net has {name} {getattr(net, name)} and model.adapter {getattr(adapter, name)}; set them alike"
                 )
+        if find_step(sampler.step).step in FLOW_MAP_STEPS and not objective.few_step:
+            raise ValueError(
+                f"sampler.step is {sampler.step}, but {type(objective).__name__} trains no jumps: set objective=mean_flow, "
+                "distill or best_of_k, or another sampler"
+            )
         self.adapter: Any = adapter
         self.net, self.objective = net, objective
         self.sampler, self.optimizer_config, self.val_samples = sampler, optimizer, val_samples
         self.init = init
+        objective.attach(net)
+        self.grids: dict[str, dict[int, list[float]]] = {}  # learned times: step -> steps -> times
         self.config_text = ""  # resolved config, set by the command line, kept in checkpoints
 
     # ---- training --------------------------------------------------------------------------------------------------
@@ -116,11 +131,11 @@ class Task(L.LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit" and self.init is not None:
             path = checkpoint.find(pathlib.Path(self.init))
-            try:
-                self.load_state_dict(checkpoint.read(path)["state_dict"])
-            except RuntimeError as error:
-                raise checkpoint.CheckpointError(f"init={path} has weights of other sizes: {error}") from error
+            checkpoint.load_start(self, path)
             self.print(f"weights and codec from {path}")
+        if stage == "fit":
+            self.objective.begin(self.net, continued=self.init is not None)
+            self.adapter.requires_grad_(not self.objective.frozen_context)
         if stage == "fit" and not bool(self.adapter.codec.fitted):
             if self.trainer.is_global_zero:
                 report = self.adapter.fit(self.trainer.datamodule)  # type: ignore[attr-defined]
@@ -138,7 +153,9 @@ class Task(L.LightningModule):
         generator = torch.Generator(self.device).manual_seed(
             seed * 1_000_003 + self.global_step * 64 + self.global_rank
         )
-        loss = self.objective(self.net, z0, weight, self.adapter.context(batch), generator)
+        with torch.set_grad_enabled(not self.objective.frozen_context):
+            cond = self.adapter.context(batch)
+        loss = self.objective(self.net, z0, weight, cond, generator)
         learned = weight.sum(-1)
         mean = (loss * learned).sum() / learned.sum().clamp_min(1)
         self.log("train/loss", mean, prog_bar=True, batch_size=len(loss))
@@ -187,14 +204,35 @@ class Task(L.LightningModule):
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    def denoiser(self, cond: Cond) -> Denoiser:
-        """(z, t) -> E[x0 | z_t, cond]; the condition is prepared here, once."""
-        prepared = self.net.prepare(cond)
+    def denoiser(self, cond: Cond, teacher: bool = False) -> Denoiser:
+        """(z, t) -> E[x0 | z_t, cond]; the condition is prepared here, once. Of a student: its instantaneous field.
+
+        Args:
+            teacher: of the teacher that the objective keeps.
+        """
+        net = self.objective.teacher if teacher else self.net
+        if net is None:
+            raise ValueError(f"{type(self.objective).__name__} keeps no teacher: take the model's own field")
+        prepared = net.prepare(cond)  # type: ignore[operator]
 
         def denoise(z: Tensor, t: float) -> Tensor:
-            return self.objective.denoise(self.net(z, t, t, prepared), z, t)
+            return self.objective.denoise(net(z, t, t, prepared), z, t)
 
         return denoise
+
+    def flow_map(self, cond: Cond) -> FlowMap:
+        """(z, t, s) -> z_s of a few-step student.
+
+        Raises:
+            ValueError: the model was not trained to jump.
+        """
+        if not self.objective.few_step:
+            raise ValueError(
+                f"{type(self.objective).__name__} trains no jumps: take a step like dpmpp_2m, or train a student with "
+                "objective=mean_flow, distill or best_of_k and init=RUN"
+            )
+        prepared = self.net.prepare(cond)
+        return FlowMap(lambda z, t, s: self.objective.jump(self.net(z, t, s, prepared), z, t, s))
 
     @torch.no_grad()
     def draw(
@@ -206,7 +244,8 @@ class Task(L.LightningModule):
         first_item: int = 0,
         sampler: Sampler | None = None,
         known: tuple[Tensor, Tensor] | None = None,
-        guides: Sequence[Callable[[Denoiser], Denoiser]] = (),
+        constraints: Any = None,
+        guides: Sequence[Guide] = (),
     ) -> Draw:
         """k samples per item in latents.
 
@@ -216,40 +255,81 @@ class Task(L.LightningModule):
             seed, first_item: sample j of item i has noise by (seed, first_item + i, j) alone, whatever the batch split.
             sampler: overrides the model's own.
             known: latents (b #k n d) and mask (b #k n d) of what is given; exact in the result.
+            constraints: the user's wishes, as the domain's reader gives them.
             guides: further ones, outermost last.
 
         Raises:
-            ValueError: classifier-free guidance on a model trained without dropping the context.
+            ValueError: classifier-free guidance on a model trained without dropping the context; jumps of a model that has none.
         """
         c = sampler or self.sampler
         cond = self.adapter.context(batch)
         seeds = as_seeds(seed, len(cond.ctx), k, first_item)
-        noise = gaussian_noise((cond.pos.shape[1], self.adapter.latent_dim), seeds, c.temperature)
-        noise = replace(noise, z=noise.z.to(self.device))
-        times = time_grid(self.objective.path, c.steps, c.grid, c.shift, c.t_max)
+        start = self._start((cond.pos.shape[1], self.adapter.latent_dim), seeds, c)
+        inputs = getattr(self.net, "inputs", ())
+        if known is not None and "known" in inputs:
+            cond = replace(cond, known=known[0], known_mask=known[1].expand(known[0].shape))
         all_guides: list[Guide] = []
-        if c.guidance != 1:
-            if self.objective.context_drop == 0:
-                raise ValueError(
-                    f"sampler.guidance is {c.guidance:g}, but the model never saw a dropped context in training: train with "
-                    "model.objective.init_args.context_drop=0.1, or leave guidance at 1"
-                )
-            all_guides.append(ClassifierFree(self.denoiser(cond.drop()), c.guidance))
+        if c.guidance != 1 and "guidance" in inputs:
+            cond = replace(cond, guidance=torch.full((len(cond.ctx),), c.guidance, device=self.device))
+        elif c.guidance != 1:
+            all_guides.append(self._classifier_free(cond, c))
         all_guides += list(guides)
-        descent = None
-        if c.energy_iterations:
-            # the last evaluation is always guided, however few steps there are
-            descent = EnergyDescent(self.adapter.energy(batch), c.energy_iterations, below=max(0.3, times[-2]))
+        times = self.times(c)
+        descent = self._descent(batch, c, times, constraints)
+        if descent is not None:
             all_guides.append(descent)
         if known is not None:
-            all_guides.append(Infill(known[0], known[1], noise.z, self.objective.path))
+            all_guides.append(Infill(known[0], known[1], start.z, self.objective.path))
+        claim = find_step(c.step)
+        model = self.flow_map(cond) if claim.step in FLOW_MAP_STEPS else self.denoiser(cond)
         out = sample(
-            self.denoiser(cond), noise, times, path=self.objective.path, step=find_step(c.step).step,
-            guides=all_guides, seeds=seeds,
+            model, start, times, path=self.objective.path, step=claim.step, guides=all_guides, seeds=seeds
         )  # fmt: skip
         if descent is None or descent.before is None or descent.after is None:
             return out
         return replace(out, energy=(descent.before, descent.after))
+
+    def times(self, c: Sampler) -> list[float]:
+        """The sampler's times, from t_max to 0.
+
+        Raises:
+            ValueError: a learned grid that the checkpoint does not hold.
+        """
+        if c.grid != "learned":
+            return time_grid(self.objective.path, c.steps, c.grid, c.shift, c.t_max)
+        found = self.grids.get(c.step, {}).get(c.steps)
+        if found is None:
+            have = "; ".join(f"{step}: {', '.join(map(str, sorted(of)))}" for step, of in self.grids.items()) or "none"
+            raise ValueError(
+                f"the checkpoint holds no learned grid for {c.step} in {c.steps} steps (it has {have}): learn it with "
+                f"`seqdiff tune ckpt=RUN sampler={c.step}`, or take sampler.grid=uniform"
+            )
+        return list(found)
+
+    def _start(self, shape: tuple[int, int], seeds: Tensor, c: Sampler) -> Draw:
+        if self.objective.learned_starts:
+            start = self.objective.starts(shape, seeds, c.temperature)
+        else:
+            start = NOISE[c.noise](shape, seeds, c.temperature)
+        return Draw(start.z.to(self.device), start.log_weight.to(self.device))
+
+    def _classifier_free(self, cond: Cond, c: Sampler) -> ClassifierFree:
+        if self.objective.context_drop == 0:
+            raise ValueError(
+                f"sampler.guidance is {c.guidance:g}, but the model never saw a dropped context in training: train with "
+                "model.objective.init_args.context_drop=0.1, or leave guidance at 1"
+            )
+        return ClassifierFree(self.denoiser(cond.drop()), c.guidance, c.guidance_interval)
+
+    def _descent(self, batch: Any, c: Sampler, times: list[float], constraints: Any) -> EnergyDescent | None:
+        if constraints is not None:  # which future it is to be is decided near noise already
+            return EnergyDescent(
+                self.adapter.energy(batch, constraints), c.energy_iterations or 8, max_step=0.3, below=1.0
+            )
+        if not c.energy_iterations:
+            return None
+        # the last evaluation is always guided, however few steps there are
+        return EnergyDescent(self.adapter.energy(batch), c.energy_iterations, below=max(0.3, times[-2]))
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 

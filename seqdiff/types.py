@@ -50,6 +50,7 @@ class Cond:
     tok: Float[Tensor, "b n c"] | None = None  # what is known of each token's own subject
     known: Float[Tensor, "b #k n d"] | None = None  # latents that are given (infilling, continuation)
     known_mask: Bool[Tensor, "b #k n d"] | None = None  # True = given
+    scale: Float[Tensor, "b n d"] | None = None  # size of a unit of each latent channel, in data units
     guidance: Float[Tensor, " b"] | None = None  # classifier-free weight, for nets that take it as an input
 
     def drop(self, items: Bool[Tensor, " b"] | None = None) -> Cond:

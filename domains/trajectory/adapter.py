@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seqdiff.codec import LinearCodec
 from seqdiff.dit import MLP, ContextLayer, PairFeatures
 from seqdiff.domains.trajectory.batch import SceneBatch
+from seqdiff.domains.trajectory.constraints import Constraints
 from seqdiff.domains.trajectory.energies import energies
 from seqdiff.domains.trajectory.guides import Validity
 from seqdiff.domains.trajectory.kinematics import velocity
@@ -194,6 +195,7 @@ class TrajectoryAdapter(DomainModule):
             ctx_pos=pos,
             ctx_mask=mask,
             tok=ctx[:, :a],
+            scale=self.codec.scale[self.group(batch)],
         )
 
     # ---- codec -----------------------------------------------------------------------------------------------------
@@ -282,15 +284,23 @@ class TrajectoryAdapter(DomainModule):
 
     def energy(self, batch: SceneBatch, constraints: object = None) -> Callable[[Tensor], Tensor]:
         """Latents b k a d -> what is wrong with each agent's future (b k a): overlaps and leaving the road. Agents that
-        hardly move take no part as movers: nobody pushes a parked car aside."""
+        hardly move take no part as movers: nobody pushes a parked car aside.
+
+        With `constraints` (a `seqdiff.domains.trajectory.constraints.Constraints`) what they find wrong is added, and scenes
+        that no wish is for have none: they stay as they are."""
+        if constraints is not None and not isinstance(constraints, Constraints):
+            raise TypeError(f"constraints is a {type(constraints).__name__}; expected what read_constraints gives")
         with torch.inference_mode(False):  # its rasters are saved for the backward pass
             valid = Validity(batch)
+            wishes = None if constraints is None else constraints.energy(batch)
+            named = None if constraints is None else constraints.named(batch)[:, None, None]
 
         def of(z: Tensor) -> Tensor:
             futures = self.decode(z, batch)
             gone = (futures[..., -1, :2] - batch.hist[:, None, :, -1, :2]).detach().norm(dim=-1)
             hold = (gone < 0.5)[..., None, None]
-            return valid(torch.where(hold, futures.detach(), futures))
+            wrong = valid(torch.where(hold, futures.detach(), futures))
+            return wrong if wishes is None or named is None else torch.where(named, wrong, 0.0) + wishes(futures)
 
         return of
 
