@@ -86,8 +86,8 @@ def config_of(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_start(task: Any, path: Path) -> None:
-    """Weights to start a training from. What the model has beyond them (further inputs of the net, parts of the objective) keeps its
-    initial value.
+    """Weights to start a training from. What the model has beyond them (further inputs of the net, parts of the objective)
+    keeps its initial value.
 
     Raises:
         CheckpointError: weights of other sizes, or of another model.

@@ -289,7 +289,8 @@ class DiT(nn.Module):
             nn.init.zeros_(self.guidance.weight)
 
     def embed_time(self, t: Tensor | float, s: Tensor | float, like: Tensor, guidance: Tensor | None = None) -> Tensor:
-        """Embedding of (t, t - s) and of the guidance weight, #b 1 #k w, with low frequencies only: d u / d t stays exact and tame (mean flow needs it)."""
+        """Embedding of (t, t - s) and of the guidance weight, #b 1 #k w. Low frequencies only: d u / d t stays exact and
+        tame (mean flow needs it)."""
         t, s = (torch.as_tensor(v, dtype=torch.float32, device=like.device) for v in (t, s))
         shape = (t.shape[0], 1, t.shape[1] if t.dim() > 1 else 1) if t.dim() else (1, 1, 1)
         freq = torch.arange(8, device=like.device, dtype=torch.float32) * (math.pi / 2)

@@ -1,4 +1,5 @@
-"""Objectives of few-step students: one net u(z, t, s) whose jump from t to s is trained, while u(z, t, t) stays the flow's velocity.
+"""Objectives of few-step students: one net u(z, t, s) whose jump from t to s is trained, while u(z, t, t) stays the flow's
+velocity.
 
 MeanFlow needs data alone, Distill a teacher, BestOfK scores sets of end points. Each can start from nothing or, by init=RUN,
 from a model trained with FlowMatching.
