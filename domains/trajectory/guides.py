@@ -1,7 +1,8 @@
 """Differentiable energies for guidance: keep clear of others, stay on the drivable area. One number per agent of each sample.
 
-They are smooth stand-ins for `energies.py`, which decides what counts: boxes are rows of discs, the road is a signed distance
-read between the cells of a raster. Letters: b scenes, k samples, a agents, t steps, c discs of an agent.
+They are smooth stand-ins for `energies.py`, which decides what counts. Boxes are boxes here too: `separation` is negative
+exactly where two of them overlap; the road is a signed distance read between the cells of a raster. What a user may wish
+beyond that is in `wish_energies.py`. Letters: b scenes, k samples, a agents, t steps.
 """
 
 from __future__ import annotations
@@ -18,30 +19,53 @@ from seqdiff.domains.trajectory.batch import SceneBatch
 from seqdiff.domains.trajectory.energies import DISC, ON_ROAD, of_types
 from seqdiff.domains.trajectory.geometry import corners, inside
 
-DISCS = 5
-CLEARANCE = 0.45  # metres kept beyond touching: the discs cut the corners of a car by 0.4 m
+CLEARANCE = 0.3  # metres kept beyond touching, for the steps between those looked at
 CELL = 0.5  # metres, raster of the signed distance
 ROAD_MARGIN = 0.1  # metres that corners keep from the edge of the road
 ROAD_LOST = 3.0  # metres; further out the mapped world has ended, and nothing pulls back
 EVERY_S = 0.2  # seconds between the steps looked at
 
 
-def disc_centres(xyh: Tensor, size: Tensor, disc: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes as DISCS discs along their length. xyh: [..., 3]; size: [..., 2]; disc: bool [...] (pedestrians: one disc).
+def separation(p: Tensor, size_p: Tensor, disc_p: Tensor, q: Tensor, size_q: Tensor, disc_q: Tensor) -> Tensor:
+    """Signed gap between two agents, metres: below 0 exactly where `geometry.overlap` says that they overlap.
 
-    -> centres [..., c, 2] and radius [...], metres.
+    Boxes: the largest gap along their four axes (separating axes; Gottschalk et al. 1996), so between separate boxes at most
+    the distance, and between overlapping ones the shortest way out. Discs of diameter min(length, width): true distances.
+
+    p, q: [..., 3] poses; size_*: [..., 2]; disc_*: bool [...]. -> [...], differentiable, finite gradients everywhere.
     """
-    short = size.amin(-1)
-    reach = torch.where(disc, 0.0, 0.5 * (size.amax(-1) - short).clamp_min(0))
-    along = torch.linspace(-1, 1, DISCS, device=xyh.device, dtype=xyh.dtype) * reach[..., None]
-    ahead = torch.stack([torch.cos(xyh[..., 2]), torch.sin(xyh[..., 2])], -1)
-    return xyh[..., None, :2] + along[..., None] * ahead[..., None, :], 0.5 * short
+    d = q[..., :2] - p[..., :2]
+    hp, hq = 0.5 * size_p.to(p.dtype), 0.5 * size_q.to(q.dtype)
+    in_p, in_q = _seen(d, p[..., 2]).abs(), _seen(d, q[..., 2]).abs()
+    turn = q[..., 2] - p[..., 2]
+    c, s = torch.cos(turn).abs()[..., None], torch.sin(turn).abs()[..., None]
+    boxes = torch.maximum(in_p - hp - hq * c - hq.flip(-1) * s, in_q - hq - hp * c - hp.flip(-1) * s).amax(-1)
+    if not bool((disc_p | disc_q).any()):
+        return boxes
+    rp, rq = hp.amin(-1), hq.amin(-1)
+    discs = d.norm(dim=-1) - rp - rq
+    with_disc = torch.where(disc_q, _to_box(in_p - hp) - rq, _to_box(in_q - hq) - rp)
+    return torch.where(disc_p & disc_q, discs, torch.where(disc_p | disc_q, with_disc, boxes))
+
+
+def _to_box(out: Tensor) -> Tensor:
+    """Signed distance of a point to a box from its offsets beyond the sides [..., 2]."""
+    return out.clamp_min(0).norm(dim=-1) + out.amax(-1).clamp_max(0)
+
+
+def _seen(d: Tensor, heading: Tensor) -> Tensor:
+    c, s = torch.cos(heading), torch.sin(heading)
+    return torch.stack([d[..., 0] * c + d[..., 1] * s, d[..., 1] * c - d[..., 0] * s], -1)
 
 
 def keep_clear(futures: Tensor, batch: SceneBatch) -> Tensor:
-    """Squared penetration of the agents' discs, metres squared, summed over partners and steps -> [b, k, a].
+    """Squared shortfall of the gap to CLEARANCE, metres squared, summed over partners and steps -> [b, k, a].
 
-    futures: [b, k, a, t, 3]. Pairs that touch already at t0 are left out. Only pairs that come near in some sample cost time.
+    Zero at a step only if every two boxes (discs) are apart by CLEARANCE along some axis there: no part of a box is
+    uncovered. Steps EVERY_S apart are looked at: two agents that close in at v m/s come at most v EVERY_S / 2 - CLEARANCE
+    into each other unseen between them. Pairs that touch already at t0 are left out.
+
+    futures: [b, k, a, t, 3]. Only pairs that come near in some sample cost time.
     """
     every = max(1, round(EVERY_S / batch.dt))
     x = futures[:, :, :, every - 1 :: every]
@@ -50,16 +74,17 @@ def keep_clear(futures: Tensor, batch: SceneBatch) -> Tensor:
     total = futures.new_zeros(b, k, a)
     reach = 0.5 * batch.size.norm(dim=-1)
     for i in range(b):
+        size, round_ = batch.size[i], disc[i]
         one, two = torch.triu_indices(a, a, 1, device=x.device)
         real = batch.mask[i, one] & batch.mask[i, two]
         one, two = one[real], two[real]
         now = batch.hist[i, :, -1]
-        touching = _gap(now[one], now[two], batch.size[i], disc[i], one, two) < 0
+        touching = separation(now[one], size[one], round_[one], now[two], size[two], round_[two]) < 0
         one, two = one[~touching], two[~touching]
         with torch.no_grad():
             low, high = x[i, ..., :2].amin((0, 2)), x[i, ..., :2].amax((0, 2))
-            far = ((low[one] - high[two]).amax(-1) > reach[i, one] + reach[i, two]) | (
-                (low[two] - high[one]).amax(-1) > reach[i, one] + reach[i, two]
+            far = ((low[one] - high[two]).amax(-1) > reach[i, one] + reach[i, two] + CLEARANCE) | (
+                (low[two] - high[one]).amax(-1) > reach[i, one] + reach[i, two] + CLEARANCE
             )
             one, two = one[~far], two[~far]
             apart = (x[i, :, one, :, :2] - x[i, :, two, :, :2]).norm(dim=-1)
@@ -68,19 +93,11 @@ def keep_clear(futures: Tensor, batch: SceneBatch) -> Tensor:
         if len(s) == 0:
             continue
         i1, i2 = one[p], two[p]
-        gap = _gap(x[i, s, i1, m], x[i, s, i2, m], batch.size[i], disc[i], i1, i2) - CLEARANCE
+        gap = separation(x[i, s, i1, m], size[i1], round_[i1], x[i, s, i2, m], size[i2], round_[i2]) - CLEARANCE
         pain = 0.5 * gap.clamp_max(0).square()
         flat = total[i].flatten().index_add(0, s * a + i1, pain).index_add(0, s * a + i2, pain)
         total = total.index_copy(0, torch.tensor([i], device=x.device), flat.view(1, k, a))
     return total
-
-
-def _gap(p: Tensor, q: Tensor, size: Tensor, disc: Tensor, one: Tensor, two: Tensor) -> Tensor:
-    """Smallest distance between the discs of two agents less their radii. p, q: [n, 3] -> [n]."""
-    cp, rp = disc_centres(p, size[one], disc[one])
-    cq, rq = disc_centres(q, size[two], disc[two])
-    d = (cp[..., :, None, :] - cq[..., None, :, :]).square().sum(-1)
-    return (d.flatten(-2).amin(-1) + 1e-6).sqrt() - rp - rq
 
 
 class SignedDistance:
