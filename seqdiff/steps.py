@@ -1,133 +1,77 @@
-"""Sampling steps as pure functions with explicit memory, and the table STEPS with each one's claim.
-
-A step takes z at time t to z at time s < t:
-
-    step(denoiser, path, z, t, s, memory, seeds) -> (z_s, x0, memory)
-
-`memory` starts as None for each run and is returned, never kept. Times are Python floats.
-"""
+"""The table STEPS of all samplers with each one's claim. The steps themselves: singlestep.py, multistep.py."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-from torch import Tensor
+from seqdiff.multistep import ab2, dpmpp_2m, dpmpp_2m_sde, dpmpp_3m, ipndm_4, unipc_2
+from seqdiff.singlestep import (
+    Step,
+    StepOut,
+    ancestral,
+    consistency,
+    ddim,
+    ddim_eta,
+    euler,
+    flow_map,
+    heun,
+    midpoint,
+)
 
-from seqdiff.path import Path
-from seqdiff.types import Denoiser, FlowMap
-
-
-class StepOut(NamedTuple):
-    z: Tensor
-    x0: Tensor
-    memory: Any
-
-
-Step = Callable[[Denoiser, Path, Tensor, float, float, Any, Tensor | None], StepOut]
-
-
-def _exponential(path: Path, z: Tensor, x0: Tensor, t: float, s: float) -> Tensor:
-    """z_s if x0 stayed constant from t to s (Lu et al. 2022b, DPM-Solver++, equation 8). DDIM when x0 is E[x0 | z_t]."""
-    ratio = path.sigma(s) / path.sigma(t)
-    return ratio * z + (path.alpha(s) - ratio * path.alpha(t)) * x0
-
-
-def ddim(
-    denoiser: Denoiser, path: Path, z: Tensor, t: float, s: float, memory: Any = None, seeds: Tensor | None = None
-) -> StepOut:
-    """DDIM with eta = 0 (Song et al. 2021, equation 12). Order 1, one evaluation."""
-    x0 = denoiser(z, t)
-    return StepOut(_exponential(path, z, x0, t, s), x0, None)
-
-
-def heun(
-    denoiser: Denoiser, path: Path, z: Tensor, t: float, s: float, memory: Any = None, seeds: Tensor | None = None
-) -> StepOut:
-    """Heun's method on the flow ODE dz/dt = v (Karras et al. 2022, algorithm 1, in flow time). Order 2, two evaluations.
-
-    The step that ends at s = 0 has one evaluation: v at t = 0 would divide by sigma = 0.
-    """
-
-    def velocity(z: Tensor, x0: Tensor, t: float) -> Tensor:
-        return path.velocity(x0, path.to_eps(x0, z, t), t)
-
-    x0 = denoiser(z, t)
-    if s == 0:
-        return StepOut(_exponential(path, z, x0, t, s), x0, None)
-    v = velocity(z, x0, t)
-    z1 = z + (s - t) * v
-    x1 = denoiser(z1, s)
-    return StepOut(z + (s - t) * 0.5 * (v + velocity(z1, x1, s)), x1, None)
-
-
-def dpmpp_2m(
-    denoiser: Denoiser, path: Path, z: Tensor, t: float, s: float, memory: Any = None, seeds: Tensor | None = None
-) -> StepOut:
-    """DPM-Solver++ 2M (Lu et al. 2022b, algorithm 2). Order 2, one evaluation; memory = (log-SNR, x0) of the step before.
-
-    First and last steps are of order 1: the first has no past, and a step to sigma = 0 has an infinite log-SNR width. So
-    has the step after a start at alpha(1) = 0, whose extrapolation weight is the limit h -> inf of h / (2 h_before) = 0.
-    """
-    x0 = denoiser(z, t)
-    lam_t, lam_s = path.log_snr(t), path.log_snr(s)
-    best = x0
-    if memory is not None and s > 0:
-        lam_before, x_before = memory
-        h, h_before = lam_s - lam_t, lam_t - lam_before
-        if math.isfinite(h) and math.isfinite(h_before):
-            best = x0 + (0.5 * h / h_before) * (x0 - x_before)
-    return StepOut(_exponential(path, z, best, t, s), x0, (lam_t, x0))
-
-
-def ab2(
-    denoiser: Denoiser, path: Path, z: Tensor, t: float, s: float, memory: Any = None, seeds: Tensor | None = None
-) -> StepOut:
-    """Adams-Bashforth 2 on dz/dt = v with variable steps (Hairer, Norsett & Wanner 1993, equation III.5.4). Order 2, one
-    evaluation; memory = (t, v) of the step before. The first step is Euler's; unlike dpmpp_2m the second step after pure
-    noise and the last one are of order 2 already, which counts when there are four in all.
-    """
-    x0 = denoiser(z, t)
-    v = path.velocity(x0, path.to_eps(x0, z, t), t)
-    slope = v
-    if memory is not None:
-        before, v_before = memory
-        slope = v + 0.5 * (s - t) / (t - before) * (v - v_before)
-    return StepOut(z + (s - t) * slope, x0, (t, v))
-
-
-def flow_map(
-    model: FlowMap, path: Path, z: Tensor, t: float, s: float, memory: Any = None, seeds: Tensor | None = None
-) -> StepOut:
-    """A student's own jump from t to s (Boffi et al. 2024; mean flow, Geng et al. 2025a, equation 12). One evaluation; its x0
-    is the end point that the jump points to, z_s itself at s = 0."""
-    end = model(z, t, s)
-    if s == 0:
-        return StepOut(end, end, None)
-    ratio = path.sigma(s) / path.sigma(t)
-    return StepOut(end, (end - ratio * z) / (path.alpha(s) - ratio * path.alpha(t)), None)
+__all__ = [
+    "FLOW_MAP_STEPS", "STEPS", "Claim", "Step", "StepOut", "ab2", "ancestral", "consistency", "ddim", "ddim_eta", "dpmpp_2m",
+    "dpmpp_2m_sde", "dpmpp_3m", "euler", "find_step", "flow_map", "heun", "ipndm_4", "midpoint", "unipc_2",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a step promises; the tests hold it to that."""
+    """What a step promises; the tests hold it to that.
+
+    Args:
+        step: the function.
+        order: of convergence on the probability-flow ODE on smooth grids, once a multistep method has its past; None for
+            stochastic steps, which are held to the law of their samples, and for students' jumps.
+        evaluations: of the net in a step.
+        evaluations_last: in the step that ends at t = 0; None = as many.
+        cold_order: order from an empty memory, where the first steps are of lower order; None = `order`.
+        stochastic: draws fresh noise, needs seeds.
+        student: takes a FlowMap, not a Denoiser.
+    """
 
     step: Step
-    order: int  # global order of convergence on the probability-flow ODE
-    evaluations: int  # denoiser calls a step; the last step of a two-stage method has one
+    order: int | None
+    evaluations: int = 1
+    evaluations_last: int | None = None
+    cold_order: int | None = None
     stochastic: bool = False
+    student: bool = False
+
+    def total(self, steps: int) -> int:
+        """Evaluations of the net in a run of so many steps that ends at t = 0."""
+        if steps < 1:
+            raise ValueError(f"steps is {steps}; expected at least 1")
+        last = self.evaluations if self.evaluations_last is None else self.evaluations_last
+        return self.evaluations * (steps - 1) + last
 
 
 STEPS: dict[str, Claim] = {
-    "ddim": Claim(ddim, order=1, evaluations=1),
-    "heun": Claim(heun, order=2, evaluations=2),
-    "dpmpp_2m": Claim(dpmpp_2m, order=2, evaluations=1),
-    "ab2": Claim(ab2, order=2, evaluations=1),
+    "ddim": Claim(ddim, order=1),
+    "euler": Claim(euler, order=1),
+    "heun": Claim(heun, order=2, evaluations=2, evaluations_last=1),
+    "midpoint": Claim(midpoint, order=2, evaluations=2),
+    "ab2": Claim(ab2, order=2),
+    "dpmpp_2m": Claim(dpmpp_2m, order=2),
+    "dpmpp_3m": Claim(dpmpp_3m, order=3, cold_order=2),
+    "unipc_2": Claim(unipc_2, order=3),
+    "ipndm_4": Claim(ipndm_4, order=2),
+    "ancestral": Claim(ancestral, order=None, stochastic=True),
+    "dpmpp_2m_sde": Claim(dpmpp_2m_sde, order=None, stochastic=True),
+    "consistency": Claim(consistency, order=None, stochastic=True, student=True),  # type: ignore[arg-type]
+    "flow_map": Claim(flow_map, order=None, student=True),  # type: ignore[arg-type]
 }
 
-FLOW_MAP_STEPS: tuple[Step, ...] = (flow_map,)  # type: ignore[assignment]
+FLOW_MAP_STEPS: tuple[Step, ...] = tuple(claim.step for claim in STEPS.values() if claim.student)
 
 
 def find_step(name: str) -> Claim:
