@@ -132,4 +132,5 @@ def load_task(path: Path) -> tuple[Any, dict[str, Any]]:
     except RuntimeError as error:
         raise CheckpointError(f"{path}: weights and config do not fit: {error}") from error
     task.config_text = content[KEY]["config"]
+    task.grids = content[KEY].get("grids", {})
     return task.eval(), config

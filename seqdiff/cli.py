@@ -23,7 +23,7 @@ from seqdiff.compose import UsageError, compose, find_object, nearest
 from seqdiff.fit import lightning, split_arguments
 
 LIGHTNING = ("fit", "validate", "test")
-COMMANDS = ("prepare", "sample", "evaluate", "review", "bench")
+COMMANDS = ("prepare", "sample", "tune", "evaluate", "review", "bench")
 
 HELP = """usage: seqdiff COMMAND [group=choice] [key=value ...]
 
@@ -34,6 +34,7 @@ Diffusion over sequences: many complete futures in parallel, scored jointly.
   validate   measures on the validation split       seqdiff validate run=RUN
   test       the same on the test split             seqdiff test run=RUN
   sample     draw futures, score them jointly       seqdiff sample ckpt=RUN split=test k=64 steps=4 seed=0 out=DIR
+  tune       learn few-step time grids               seqdiff tune ckpt=RUN sampler=dpmpp_2m
   evaluate   table and metrics.json                 seqdiff evaluate samples=DIR
   review     a page to look at the futures          seqdiff review samples=DIR out=review.html
   bench      latency, throughput, memory            seqdiff bench
@@ -54,10 +55,14 @@ class SampleRequest:
         k: futures per scene.
         steps: sampling steps; default: the checkpoint's.
         seed: the same seed gives bit-equal noise, whatever the batch size.
-        sampler: ddim, heun, dpmpp_2m, ab2; default: the checkpoint's.
+        sampler: ddim, heun, dpmpp_2m, ab2, ...; flow_map and consistency for few-step students; default: the checkpoint's.
+        grid: times of the steps: uniform, logsnr, karras, or learned (by `seqdiff tune`); default: the checkpoint's.
+        noise: gaussian (independent futures), antithetic, sobol, quantised; default: the checkpoint's.
         temperature: scale of the start noise: 1 = the training law, 0 = identical samples.
         guidance: classifier-free weight; 1 = off.
         energy_iterations: steps of descent away from collisions and back onto the road; 0 = off; default: the checkpoint's.
+        constraints: a yaml file of wishes (goals, speed limits, who yields, ...), see docs/constraints.md.
+        likelihood: fill log_prob, the log-density of every joint future (probability-flow ODE); takes far longer than sampling.
         store: another store than the one trained on.
         batch_size: scenes at a time.
         limit: at most so many scenes, evenly spread over the split.
@@ -72,9 +77,13 @@ class SampleRequest:
     steps: int | None = None
     seed: int = 0
     sampler: str | None = None
+    grid: str | None = None
+    noise: str | None = None
     temperature: float | None = None
     guidance: float | None = None
     energy_iterations: int | None = None
+    constraints: Path | None = None
+    likelihood: bool = False
     store: str | None = None
     batch_size: int | None = None
     limit: int | None = None
@@ -84,44 +93,117 @@ class SampleRequest:
 
 def sample_command(r: SampleRequest) -> Path:
     """Run a request. Returns the folder written."""
-    from jsonargparse import ArgumentParser
-    from lightning import LightningDataModule
-
-    from seqdiff.checkpoint import find, load_task
     from seqdiff.generate import choose_sampler, describe_run, generate
 
     if r.k < 1:
         raise UsageError(f"k is {r.k}; expected at least 1 future per scene")
-    path = find(r.ckpt)
-    task, config = load_task(path)
-    section = config["data"]
-    changes = {"store": r.store, "eval_batch_size": r.batch_size}
-    section["init_args"] |= {key: value for key, value in changes.items() if value is not None}
-    if r.windows:
-        section["init_args"]["windows"] |= r.windows
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(LightningDataModule, "data")
-    data = parser.instantiate(parser.parse_object({"data": section})).data
-    try:
-        data.eval_batches(r.split, r.limit)
-    except KeyError as error:  # no such split
-        raise UsageError(str(error.args[0])) from error
+    path, task, config, data = _load(r.ckpt, {"store": r.store, "eval_batch_size": r.batch_size}, r.windows)
+    _check_split(data, r.split, r.limit)
     sampler = choose_sampler(
         task.sampler,
         step=r.sampler,
         steps=r.steps,
+        grid=r.grid,
+        noise=r.noise,
         temperature=r.temperature,
         guidance=r.guidance,
         energy_iterations=r.energy_iterations,
     )
-    writer = find_object(_domain(data.domain)["writer"])(r.out, overwrite=r.overwrite)
+    domain = _domain(data.domain)
+    wishes = None if r.constraints is None else find_object(domain["constraints"])(r.constraints)
+    writer = find_object(domain["writer"])(r.out, overwrite=r.overwrite)
     with writer:
-        done = generate(task, data, writer, sampler, k=r.k, seed=r.seed, split=r.split, limit=r.limit)
+        done = generate(
+            task, data, writer, sampler, k=r.k, seed=r.seed, split=r.split, limit=r.limit, constraints=wishes,
+            likelihood=r.likelihood,
+        )  # fmt: skip
         writer.close(describe_run(task, path, config, sampler, r.k, r.seed) | data.describe(r.split) | done)
     n = done["n_windows"]
     print(f"{n} scenes x {r.k} futures x {sampler.evaluations} evaluations in {done['seconds_sampling']:.1f} s "
           f"({1000 * done['seconds_sampling'] / max(n, 1):.0f} ms a scene), written to {r.out}")  # fmt: skip
     return r.out
+
+
+@dataclass
+class TuneRequest:
+    """Learn time grids for few steps: fitted on validation scenes to the model's own fine trajectories, kept in the checkpoint
+    for `seqdiff sample ... grid=learned`.
+
+    Args:
+        ckpt: a run's folder or a .ckpt file; the grids are written into it.
+        sampler: the step they are for: dpmpp_2m, ab2, ddim, ...
+        steps: numbers of steps.
+        split: of the store.
+        k: futures per scene.
+        scenes: of each of two batches, one to fit on and one to check on.
+        seed: of the noise.
+        store: another store than the one trained on.
+    """
+
+    ckpt: Path
+    sampler: str = "dpmpp_2m"
+    steps: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
+    split: str = "val"
+    k: int = 8
+    scenes: int = 8
+    seed: int = 0
+    store: str | None = None
+
+
+def tune_command(r: TuneRequest) -> Path:
+    """Run a request. Returns the checkpoint written."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from seqdiff.tune import save, tune
+
+    path, task, _, data = _load(r.ckpt, {"store": r.store, "eval_batch_size": r.scenes}, None)
+    _check_split(data, r.split, 2 * r.scenes)
+    found = tune(task, list(data.eval_batches(r.split, 2 * r.scenes)), r.sampler, r.steps, r.k, r.seed)
+    save(path, r.sampler, found)
+    names = list(found[0].error)
+    table = Table(
+        title=f"{r.sampler}: distance to 64 steps of heun, scenes not fitted on (data units, root mean square)"
+    )
+    for name in ("steps", *names, "learned times"):
+        table.add_column(name, justify="right")
+    for t in found:
+        times = " ".join(f"{x:.3g}" for x in t.times)
+        table.add_row(str(t.steps), *(f"{t.error_unseen[name]:.4g}" for name in names), times)
+    Console(width=140).print(table)
+    print(f"kept in {path}: seqdiff sample ckpt={r.ckpt} sampler={r.sampler} grid=learned steps=N ...")
+    return path
+
+
+REQUESTS: dict[str, tuple[type, Callable[[Any], Path]]] = {
+    "sample": (SampleRequest, sample_command),
+    "tune": (TuneRequest, tune_command),
+}
+
+
+def _load(ckpt: Path, changes: dict[str, Any], windows: dict[str, Any] | None) -> tuple[Path, Any, dict[str, Any], Any]:
+    """Checkpoint file, model, config and data module of a run, with some of the data's settings changed."""
+    from jsonargparse import ArgumentParser
+    from lightning import LightningDataModule
+
+    from seqdiff.checkpoint import find, load_task
+
+    path = find(ckpt)
+    task, config = load_task(path)
+    section = config["data"]
+    section["init_args"] |= {key: value for key, value in changes.items() if value is not None}
+    if windows:
+        section["init_args"]["windows"] |= windows
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    return path, task, config, parser.instantiate(parser.parse_object({"data": section})).data
+
+
+def _check_split(data: Any, split: str, limit: int | None) -> None:
+    try:
+        data.eval_batches(split, limit)
+    except KeyError as error:  # no such split
+        raise UsageError(str(error.args[0])) from error
 
 
 def _domain(name: str) -> dict[str, Any]:
@@ -154,9 +236,9 @@ def _parser(command: str, given: dict[str, str]) -> tuple[Callable[..., Any], An
 
     function: Callable[..., Any]
     parser = ArgumentParser(prog=f"seqdiff {command}", exit_on_error=False)
-    if command == "sample":
-        function = sample_command
-        parser.add_class_arguments(SampleRequest)
+    if command in REQUESTS:
+        request, function = REQUESTS[command]
+        parser.add_class_arguments(request)
     else:
         function = _function(command, given)
         parser.add_function_arguments(function)
@@ -205,11 +287,12 @@ def plain(command: str, args: Sequence[str]) -> None:
     """Run a command that is a function, or print its help."""
     if "-h" in args or "--help" in args:
         function, _, known = _parser(command, {})
-        print(help_text(command, (SampleRequest if command == "sample" else function).__doc__ or "", known))
+        print(help_text(command, (REQUESTS[command][0] if command in REQUESTS else function).__doc__ or "", known))
         return
     function, named = parse(command, args)
-    if command == "sample":
-        sample_command(SampleRequest(**named))
+    if command in REQUESTS:
+        request, run = REQUESTS[command]
+        run(request(**named))
     else:
         function(**named)
 

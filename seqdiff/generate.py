@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from seqdiff import checkpoint
+from seqdiff.densities import Densities
 from seqdiff.score import score_samples
 from seqdiff.task import Sampler, Task
 
@@ -25,6 +26,8 @@ def generate(
     seed: int,
     split: str,
     limit: int | None = None,
+    constraints: Any = None,
+    likelihood: bool = False,
 ) -> dict[str, Any]:
     """Draw, score and write; the domain's data module and writer do what is the domain's.
 
@@ -33,19 +36,24 @@ def generate(
         writer: gives `add(batch, sample, scores)`.
         k: samples per item.
         limit: only the first so many items, evenly spread over the split.
+        constraints: the user's wishes, as the domain's reader gives them.
+        likelihood: also the log-density of each sample (log_prob) and of the recorded future (record_log_prob, the same for all
+            samples of an item), see seqdiff.densities.
 
     Returns:
         what happened, for run.json: counts, seconds of sampling alone, seconds in all.
     """
     start, drawing, items = time.perf_counter(), 0.0, 0
     energy: list[torch.Tensor] = []
+    met = None if constraints is None else constraints.measure()
+    densities = Densities(task, seed=seed) if likelihood else None
     batches = data.eval_batches(split, limit)
     with tqdm(total=batches.n_items, unit="scene", desc=f"sampling {k} futures in {sampler.steps} steps") as bar:
         for batch in batches:
             n = len(batch.scene_id)
             with torch.no_grad():
                 begin = time.perf_counter()
-                draw = task.draw(batch, k=k, seed=seed, first_item=items, sampler=sampler)
+                draw = task.draw(batch, k=k, seed=seed, first_item=items, sampler=sampler, constraints=constraints)
                 sample = task.adapter.decode(draw.z, batch)
                 drawing += time.perf_counter() - begin
                 if draw.energy is not None:
@@ -59,11 +67,18 @@ def generate(
                 mass = task.adapter.mass(energies, batch)
                 where, valid = task.adapter.coordinates(sample, batch)
                 scores = score_samples(where, valid, mass=mass)
-                scores |= {"mass": mass} | energies
+                scores |= {"mass": mass} | energies | ({} if met is None else met.add(sample, batch))
+                if densities is not None:
+                    found = densities.add(batch, draw.z, items)
+                    scores |= {"log_prob": found.log_prob, "record_log_prob": found.record[:, None].expand(n, k)}
             writer.add(batch, sample, scores)
             items += n
             bar.update(n)
     done = {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
+    if met is not None:
+        done["constraints"] = met.report()
+    if densities is not None:
+        done["likelihood"] = densities.report()
     if energy:
         before, after = torch.cat(energy, 1)
         done |= {
@@ -84,6 +99,8 @@ def describe_run(task: Task, ckpt: Path, config: dict[str, Any], sampler: Sample
         "steps": sampler.steps,
         "evaluations": sampler.evaluations,
         "sampler": sampler.step,
+        "times": task.times(sampler),
+        "noise": sampler.noise,
         "temperature": sampler.temperature,
         "guidance": sampler.guidance,
         "energy_iterations": sampler.energy_iterations,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seqdiff.path import Path, Prediction, target
-from seqdiff.sample import gaussian_noise
+from seqdiff.noise import gaussian_noise
+from seqdiff.path import Path, Prediction
 from seqdiff.types import Cond, Draw, Net, Seeds
 
 Density = Literal["uniform", "logit_normal"]
@@ -103,6 +103,14 @@ class Objective(nn.Module):
             weight = weight * ~cond.known_mask[:, 0, :, 0]
         return cond, weight
 
+    def output(self, net: Net, z: Tensor, t: Tensor | float, s: Tensor | float, prepared: Any) -> Tensor:
+        """u(z, t, s): on the edm path the net sees z scaled to unit variance and the cosine path's time. t, s: floats, or b k."""
+        if self.path.kind == "edm":
+            scale = self.path.scale_in(t)
+            z = z * (scale[:, :, None, None] if isinstance(scale, Tensor) else scale)
+            t, s = self.path.net_time(t), self.path.net_time(s)
+        return net(z, t, s, prepared)
+
     def denoise(self, out: Tensor, z: Tensor, t: float) -> Tensor:
         """net(z, t, t) as E[x0 | z_t]."""
         return self.path.to_x0(out, z, t, self.prediction)
@@ -148,10 +156,10 @@ class FlowMatching(Objective):
         """z0 b 1 n d, weight b n -> loss b. An item without any token to learn from has loss 0."""
         b, _, n, d = z0.shape
         cond, weight = self.condition(z0, weight, cond, generator)
-        t = sample_times((b, self.draws), self.density, generator, z0.device)
+        t = self.path.train_time(sample_times((b, self.draws), self.density, generator, z0.device))
         eps = torch.randn((b, self.draws, n, d), generator=generator, device=z0.device, dtype=z0.dtype)
         tt = t[:, :, None, None]
         z = self.path.mix(z0, eps, tt)
-        out = net(z, t, t, net.prepare(cond))
-        error = (out - target(self.path, z0, eps, tt, self.prediction)).square().mean(-1).mean(1)  # b n
+        out = self.output(net, z, t, t, net.prepare(cond))
+        error = (out - self.path.target(z0, eps, tt, self.prediction)).square().mean(-1).mean(1)  # b n
         return token_mean(error, weight)

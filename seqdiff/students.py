@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seqdiff.noise import gaussian_noise
 from seqdiff.objectives import Density, Objective, sample_times, token_mean
-from seqdiff.path import Path, Prediction, target, time_grid
-from seqdiff.sample import gaussian_noise
+from seqdiff.path import Path, Prediction, time_grid
 from seqdiff.steps import find_step
 from seqdiff.types import Cond, Draw, Net, Seeds
 
@@ -165,19 +166,18 @@ class Distill(Objective):
         """The teacher's points z at each of the times, from z at the first one, and its E[x0 | z] at all but the last.
 
         weight: b, of its guidance."""
-        teacher = self.teacher
-        assert isinstance(teacher, nn.Module)
+        teacher: Any = self.teacher
         teacher.eval()
         plain = replace(cond, guidance=None)
-        prepared = teacher.prepare(plain)  # type: ignore[operator]
-        without = None if weight is None else teacher.prepare(plain.drop())  # type: ignore[operator]
+        prepared = teacher.prepare(plain)
+        without = None if weight is None else teacher.prepare(plain.drop())
 
         def denoise(z: Tensor, t: float) -> Tensor:
-            x = self.denoise(teacher(z, t, t, prepared), z, t)
+            x = self.denoise(self.output(teacher, z, t, t, prepared), z, t)
             if without is None:
                 return x
             assert weight is not None
-            other = self.denoise(teacher(z, t, t, without), z, t)
+            other = self.denoise(self.output(teacher, z, t, t, without), z, t)
             return other + weight[:, None, None, None] * (x - other)
 
         points, means, memory = [z], [], None
@@ -200,7 +200,9 @@ class Distill(Objective):
         # one grid for the whole batch, another one each time: all times are met
         bend = float(torch.rand((), generator=generator))
         times = time_grid(self.path, self.steps, "uniform", shift=2.0 ** (2 * bend - 1), t_max=self.t_max)
-        z = _normal(z0, self.draws, generator)
+        z = _normal(z0, self.draws, generator) * self.path.start_scale(self.t_max)
+        if cond.known is not None and cond.known_mask is not None:
+            z = torch.where(cond.known_mask, self.path.mix(cond.known, z, self.t_max), z)
         points, means = self.trajectory(z, times, cond, guided)
         prepared = net.prepare(cond)
         total = z0.new_zeros(len(z0))
@@ -211,8 +213,8 @@ class Distill(Objective):
             if j > i:
                 ratio = self.path.sigma(s) / self.path.sigma(t)
                 x0 = (points[j] - ratio * points[i]) / (self.path.alpha(s) - ratio * self.path.alpha(t))
-            out = net(points[i], t, s, prepared)
-            error = (out - self.as_output(x0, points[i], t)).square().mean(-1).mean(1)
+            out = self.output(net, points[i], t, s, prepared)
+            error = (out - self.path.from_x0(x0, points[i], t, self.prediction)).square().mean(-1).mean(1)
             total = total + token_mean(error, weight) / self.pairs
         return total
 
@@ -225,10 +227,6 @@ class Distill(Objective):
             return i, i
         i, j = sorted(torch.randperm(self.steps + 1, generator=generator)[:2].tolist())
         return i, j
-
-    def as_output(self, x0: Tensor, z: Tensor, t: float) -> Tensor:
-        """What the net must give so that its jump points to x0."""
-        return target(self.path, x0, self.path.to_eps(x0, z, t), torch.tensor(t, dtype=z.dtype), self.prediction)
 
 
 class BestOfK(Objective):
@@ -301,15 +299,15 @@ class BestOfK(Objective):
         if float(torch.rand((), generator=generator)) < 0.5:
             times.insert(1, self.t_max * (0.25 + 0.5 * float(torch.rand((), generator=generator))))
         for now, then in zip(times[:-1], times[1:], strict=True):
-            z = self.jump(net(z, now, then, prepared), z, now, then)
+            z = self.jump(self.output(net, z, now, then, prepared), z, now, then)
         loss = self.of_set(z, z0, weight, cond.scale, chosen)
         if self.instant:
-            t = sample_times((len(z0), 2), "logit_normal", generator, z0.device)
+            t = self.path.train_time(sample_times((len(z0), 2), "logit_normal", generator, z0.device))
             eps = _normal(z0, 2, generator)
             tt = t[:, :, None, None]
             mixed = self.path.mix(z0, eps, tt)
-            out = net(mixed, t, t, prepared)
-            error = (out - target(self.path, z0, eps, tt, self.prediction)).square().mean(-1).mean(1)
+            out = self.output(net, mixed, t, t, prepared)
+            error = (out - self.path.target(z0, eps, tt, self.prediction)).square().mean(-1).mean(1)
             loss = loss + self.instant * token_mean(error, weight)
         return loss
 

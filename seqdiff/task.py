@@ -16,9 +16,10 @@ from torch import Tensor
 from seqdiff import checkpoint
 from seqdiff.dit import DiT
 from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill
+from seqdiff.noise import NOISE
 from seqdiff.objectives import Objective
-from seqdiff.path import Grid, Path, time_grid
-from seqdiff.sample import NOISE, sample
+from seqdiff.path import Grid, Path, check_times, time_grid
+from seqdiff.sample import sample
 from seqdiff.steps import FLOW_MAP_STEPS, find_step
 from seqdiff.types import Cond, Denoiser, DomainModule, Draw, FlowMap, Guide, as_seeds
 
@@ -32,11 +33,13 @@ class Sampler:
             best_of_k), all others a model or a student's instantaneous field.
         steps: number of steps; evaluations of the net follow from the step.
         grid, shift, t_max: see seqdiff.path.time_grid; or grid "learned", from `seqdiff tune`.
-        noise: name in seqdiff.sample.NOISE.
+        times: instead of a grid, steps + 1 times that decrease strictly to 0.
+        noise: name in seqdiff.noise.NOISE.
         temperature: scale of the start noise; 1 = the training law, 0 = identical samples.
         guidance: classifier-free weight; 1 = off. Needs a model trained with objective.context_drop > 0 (a second pass), or one
             that takes the weight as an input (objective=distill with guidance).
         guidance_interval: times between which it acts.
+        guidance_rescale: 0 to 1, how far the guided x0 is scaled back to the spread of the conditional one.
         energy_iterations: descent of so many steps on the adapter's energy near the end (collisions, leaving the road);
             0 = off. Costs a gradient of the energy each, no evaluation of the net.
     """
@@ -46,15 +49,19 @@ class Sampler:
     grid: Grid | Literal["learned"] = "uniform"
     shift: float = 1.0
     t_max: float = 1.0
+    times: tuple[float, ...] | None = None
     noise: str = "gaussian"
     temperature: float = 1.0
     guidance: float = 1.0
     guidance_interval: tuple[float, float] = (0.0, 1.0)
+    guidance_rescale: float = 0.0
     energy_iterations: int = 0
 
     def __post_init__(self) -> None:
         find_step(self.step)  # a wrong setting is refused now, not at the first validation
         time_grid(Path(), self.steps, "uniform" if self.grid == "learned" else self.grid, self.shift, self.t_max)
+        if self.times is not None and (len(check_times(self.times)) != self.steps + 1 or self.times[-1] != 0):
+            raise ValueError(f"times are {self.times}; expected steps + 1 = {self.steps + 1} of them, the last one 0")
         if self.noise not in NOISE:
             raise ValueError(f"unknown noise {self.noise!r}; one of {', '.join(NOISE)}")
         if not self.temperature >= 0:
@@ -62,8 +69,8 @@ class Sampler:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the net per sample: two-stage steps spend one on the last step."""
-        return find_step(self.step).evaluations * (self.steps - 1) + 1 if self.steps > 1 else 1
+        """Evaluations of the net per sample."""
+        return find_step(self.step).total(self.steps)
 
 
 @dataclass(frozen=True)
@@ -210,13 +217,13 @@ class Task(L.LightningModule):
         Args:
             teacher: of the teacher that the objective keeps.
         """
-        net = self.objective.teacher if teacher else self.net
+        net: Any = self.objective.teacher if teacher else self.net
         if net is None:
             raise ValueError(f"{type(self.objective).__name__} keeps no teacher: take the model's own field")
-        prepared = net.prepare(cond)  # type: ignore[operator]
+        prepared = net.prepare(cond)
 
         def denoise(z: Tensor, t: float) -> Tensor:
-            return self.objective.denoise(net(z, t, t, prepared), z, t)
+            return self.objective.denoise(self.objective.output(net, z, t, t, prepared), z, t)
 
         return denoise
 
@@ -232,7 +239,8 @@ class Task(L.LightningModule):
                 "objective=mean_flow, distill or best_of_k and init=RUN"
             )
         prepared = self.net.prepare(cond)
-        return FlowMap(lambda z, t, s: self.objective.jump(self.net(z, t, s, prepared), z, t, s))
+        of = self.objective
+        return FlowMap(lambda z, t, s: of.jump(of.output(self.net, z, t, s, prepared), z, t, s))
 
     @torch.no_grad()
     def draw(
@@ -295,6 +303,8 @@ class Task(L.LightningModule):
         Raises:
             ValueError: a learned grid that the checkpoint does not hold.
         """
+        if c.times is not None:
+            return list(c.times)
         if c.grid != "learned":
             return time_grid(self.objective.path, c.steps, c.grid, c.shift, c.t_max)
         found = self.grids.get(c.step, {}).get(c.steps)
@@ -302,7 +312,7 @@ class Task(L.LightningModule):
             have = "; ".join(f"{step}: {', '.join(map(str, sorted(of)))}" for step, of in self.grids.items()) or "none"
             raise ValueError(
                 f"the checkpoint holds no learned grid for {c.step} in {c.steps} steps (it has {have}): learn it with "
-                f"`seqdiff tune ckpt=RUN sampler={c.step}`, or take sampler.grid=uniform"
+                f"`seqdiff tune ckpt=RUN sampler={c.step} steps={c.steps}`, or take sampler.grid=uniform"
             )
         return list(found)
 
@@ -311,7 +321,8 @@ class Task(L.LightningModule):
             start = self.objective.starts(shape, seeds, c.temperature)
         else:
             start = NOISE[c.noise](shape, seeds, c.temperature)
-        return Draw(start.z.to(self.device), start.log_weight.to(self.device))
+        scale = self.objective.path.start_scale(self.times(c)[0])
+        return Draw(start.z.to(self.device) * scale, start.log_weight.to(self.device))
 
     def _classifier_free(self, cond: Cond, c: Sampler) -> ClassifierFree:
         if self.objective.context_drop == 0:
@@ -319,7 +330,7 @@ class Task(L.LightningModule):
                 f"sampler.guidance is {c.guidance:g}, but the model never saw a dropped context in training: train with "
                 "model.objective.init_args.context_drop=0.1, or leave guidance at 1"
             )
-        return ClassifierFree(self.denoiser(cond.drop()), c.guidance, c.guidance_interval)
+        return ClassifierFree(self.denoiser(cond.drop()), c.guidance, c.guidance_interval, c.guidance_rescale)
 
     def _descent(self, batch: Any, c: Sampler, times: list[float], constraints: Any) -> EnergyDescent | None:
         if constraints is not None:  # which future it is to be is decided near noise already

@@ -108,7 +108,7 @@ def test_what_cannot_be_run_is_refused_with_the_nearest_spelling(args, said, cap
         ("trainer.max_steps=many", ["trainer.max_steps", "many"]),
         ("model.optimizer.lr=fast", ["lr", "fast"]),
         ("model.net.init_args.width=30", ["width 30"]),
-        ("model.sampler.step=euler", ["euler"]),
+        ("model.sampler.step=eulr", ["euler"]),
     ],
 )
 def test_a_wrong_type_or_value_is_refused_before_anything_is_written(override, said, tiny_args, capsys, tmp_path):

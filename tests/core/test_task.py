@@ -76,7 +76,7 @@ def test_parts_that_do_not_fit_each_other_are_refused():
 @pytest.mark.parametrize(
     "wrong, text",
     [
-        ({"step": "euler"}, "euler"),
+        ({"step": "eulr"}, "eulr"),
         ({"steps": 0}, "steps is 0"),
         ({"t_max": 1.5}, "t_max is 1.5"),
         ({"temperature": -1.0}, "temperature is -1"),
