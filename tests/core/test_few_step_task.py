@@ -104,11 +104,11 @@ def test_guidance_as_an_input_costs_one_pass(students, tiny_store):
 
 def test_jumps_of_a_model_that_has_none_are_refused(tiny_run, tiny_store):
     task, config = load_task(find(tiny_run))
-    with pytest.raises(ValueError, match="FlowMatching trains no jumps.*objective=mean_flow"):
+    with pytest.raises(ValueError, match=r"FlowMatching trains no jumps.*objective=mean_flow"):
         task.draw(batch_of(config, tiny_store), k=2, seed=0, sampler=Sampler("flow_map", 1))
     adapter = TrajectoryAdapter(5, 10, 0.1, latent_dim=4, ctx_dim=16, layers=1, heads=2, pair_dim=4)
     net = DiT(4, 16, width=16, depth=1, heads=2, pair_dim=4)
-    with pytest.raises(ValueError, match="sampler.step is flow_map"):
+    with pytest.raises(ValueError, match=r"sampler\.step is flow_map"):
         Task(adapter, net, FlowMatching(), Sampler("flow_map", 1))
     assert Task(adapter, net, MeanFlow(), Sampler("flow_map", 1)).sampler.evaluations == 1
 
@@ -122,7 +122,7 @@ def test_distilling_without_a_teacher_is_refused_at_the_command_line(tiny_args, 
 def test_classifier_free_guidance_of_a_student_says_why_not(students, tiny_store):
     task, config = load_task(find(students["mean_flow"]))
     task.net.inputs, task.objective.context_drop = (), 0.1
-    with pytest.raises(ValueError, match="ClassifierFree does not guide a few-step student.*end point"):
+    with pytest.raises(ValueError, match=r"ClassifierFree does not guide a few-step student.*end point"):
         task.draw(batch_of(config, tiny_store), k=2, seed=0, sampler=replace(task.sampler, guidance=2.0))
 
 

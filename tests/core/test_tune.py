@@ -24,8 +24,8 @@ def copied(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 def test_a_grid_is_learned_kept_and_found_by_name(copied, capsys):
-    task, config = load_task(find(copied))
-    with pytest.raises(ValueError, match="no learned grid for ab2 in 3 steps.*seqdiff tune"):
+    task, _ = load_task(find(copied))
+    with pytest.raises(ValueError, match=r"no learned grid for ab2 in 3 steps.*seqdiff tune"):
         task.times(Sampler("ab2", 3, grid="learned"))
     before = {k: v.clone() for k, v in task.state_dict().items()}
     assert main(["tune", f"ckpt={copied}", "sampler=ab2", "steps=[2,3]", "k=2", "scenes=2"]) == 0
