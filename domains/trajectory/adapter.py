@@ -276,6 +276,24 @@ class TrajectoryAdapter(DomainModule):
         pose = batch.hist[:, :, -1][:, None].expand(b, k, a, 3)
         return to_world(torch.cat([xy, heading[..., None]], -1), pose)
 
+    # ---- densities -------------------------------------------------------------------------------------------------
+
+    def log_volume(self, batch: SceneBatch) -> Tensor:
+        """log |d(futures) / d(latents)| over the real agents of each scene, float64 b, in nats. A latent log-density minus this is
+        per metre of the futures' coordinates on the codec's range (heading counts as an arc of `lever` metres), so that models
+        with other scales can be compared; within a scene it is the same for all samples."""
+        return (self.codec.log_det(self.group(batch)).double() * batch.mask).sum(-1)
+
+    def residual_log_density(self, batch: SceneBatch) -> Tensor:
+        """Log-density of what the codec cuts off the recorded futures, float64 b, in nats: added to a density on the codec's range
+        it gives that of the record in all its coordinates. NaN = unknown: a checkpoint without the residual's law, or an
+        agent whose future is not recorded whole. Samples have no such part, so compare them with the record without it.
+        """
+        x, ok = self.features(batch)
+        each = self.codec.log_density_residual(x, self.group(batch))
+        whole = (ok.all(-1) | ~batch.mask).all(-1)
+        return torch.where(whole, torch.where(batch.mask, each, 0.0).sum(-1), torch.nan)
+
     # ---- scores ----------------------------------------------------------------------------------------------------
 
     def coordinates(self, sample: Tensor, batch: SceneBatch) -> tuple[Tensor, Tensor]:
@@ -286,21 +304,21 @@ class TrajectoryAdapter(DomainModule):
         """Latents b k a d -> what is wrong with each agent's future (b k a): overlaps and leaving the road. Agents that
         hardly move take no part as movers: nobody pushes a parked car aside.
 
-        With `constraints` (a `seqdiff.domains.trajectory.constraints.Constraints`) what they find wrong is added, and scenes
-        that no wish is for have none: they stay as they are."""
+        With `constraints` (a `seqdiff.domains.trajectory.constraints.Constraints`): of the agents that wishes are for, what
+        the wishes find wrong is added; everybody else, and scenes without a wish, have none."""
         if constraints is not None and not isinstance(constraints, Constraints):
             raise TypeError(f"constraints is a {type(constraints).__name__}; expected what read_constraints gives")
         with torch.inference_mode(False):  # its rasters are saved for the backward pass
-            valid = Validity(batch)
+            who = None if constraints is None else constraints.agents(batch)
+            valid = Validity(batch, who=who)
             wishes = None if constraints is None else constraints.energy(batch)
-            named = None if constraints is None else constraints.named(batch)[:, None, None]
 
         def of(z: Tensor) -> Tensor:
             futures = self.decode(z, batch)
             gone = (futures[..., -1, :2] - batch.hist[:, None, :, -1, :2]).detach().norm(dim=-1)
             hold = (gone < 0.5)[..., None, None]
             wrong = valid(torch.where(hold, futures.detach(), futures))
-            return wrong if wishes is None or named is None else torch.where(named, wrong, 0.0) + wishes(futures)
+            return wrong if wishes is None else wrong + wishes(futures)
 
         return of
 

@@ -111,6 +111,9 @@ def summary(
         notes.append(f"samples cover {len(keys)} of the {n_split} windows of split {run['split']}")
     if (n == 0).any():
         notes.append(f"{int((n == 0).sum())} windows without a scored agent are in no mean")
+    if run.get("likelihood"):
+        header["likelihood"] = run["likelihood"]
+        notes.append(likelihood_note(run["likelihood"]))
     return {
         "header": header,
         "rows": [{"key": key, "name": name, "k": k, **reduce(values)} for key, name, k, values in rows],
@@ -118,6 +121,32 @@ def summary(
         "notes": notes,
         "warnings": _warnings(rows),
     }
+
+
+def likelihood_note(found: dict[str, Any]) -> str:
+    """What run.json's "likelihood" says, in a sentence: of samples, and of the recorded futures given their scenes."""
+
+    def number(x: float | None) -> str:
+        return "unknown" if x is None else f"{x:.3f}"
+
+    records = found["records"]
+    text = (
+        f"log-density, nats a latent dimension ({found['measure']}; field: {found['field']}; {found['evaluations']} evaluations, "
+        f"{found['trace']} trace): samples {number(found['samples_per_dim'])}"
+    )
+    if found["not_finite"]:
+        text += f", {found['not_finite']} of them unknown"
+    if records["known"]:
+        text += (
+            f"; recorded futures given the scene {number(records['per_dim'])}, samples of those windows "
+            f"{number(records['samples_per_dim'])}; windows by the share of samples that are less likely than the record, in "
+            f"fifths: {' '.join(map(str, records['rank_fifths']))} (alike = calibrated)"
+        )
+    if records["unknown"]:
+        text += f"; of {records['unknown']} windows the record is unknown: an agent's future is not recorded whole"
+    if records["full"] is not None:
+        text += f"; records in all their coordinates, residual included: {records['full']:.1f} nats a window"
+    return text
 
 
 def _windows(keys: list[tuple[str, int]], rows: list[Filled]) -> list[dict[str, Any]]:
