@@ -41,8 +41,9 @@ class Likelihood:
             the law is taken as a Gaussian of unit data variance around the mean that the denoiser states, one evaluation more.
         trace: "exact" costs n d vector-Jacobian products (backward passes) an evaluation, "rademacher" `probes` of them
             (Hutchinson 1989).
-        probes: for "rademacher": the same ones all along the flow and for all k candidates of an item, so that candidates are
-            compared under the same error. Unbiased; the variance falls as 1 / probes.
+        probes: for "rademacher": the same ones all along the flow and for all k candidates of an item. Unbiased; the variance
+            falls as 1 / probes, and their spread tells it. Where the flow is linear candidates share the whole error; on
+            trained nets hardly any of it.
     """
 
     steps: int = 16
@@ -67,11 +68,13 @@ class LogProb(NamedTuple):
     """Log-densities of whole samples, in nats.
 
     log_prob: float64 b k, of x0 + sigma_min eps over all real tokens together. dims: int64 b k, how many real numbers a sample
-    has; log_prob / dims are nats a dimension. evaluations: of the net, each with its vector-Jacobian products.
+    has; log_prob / dims are nats a dimension. error: float64 b k, standard error that the probes leave, 0 with the exact trace,
+    NaN (unknown) of one probe. evaluations: of the net, each with its vector-Jacobian products.
     """
 
     log_prob: Float[Tensor, "b k"]
     dims: Int64[Tensor, "b k"]
+    error: Float[Tensor, "b k"]
     evaluations: int
 
 
@@ -119,7 +122,11 @@ def log_prob(
             divergence = divergence + more
         prior, spent = _prior(denoiser, path, w, keep, dims, angles[-1])
     volume = dims.double() * math.log(math.cos(angles[0]))  # of w = cos(a) y
-    return LogProb(prior + divergence + volume, dims, 4 * how.steps + spent)
+    error = torch.zeros_like(volume)
+    if how.trace == "rademacher":
+        error = divergence.std(0) / how.probes**0.5 if how.probes > 1 else torch.full_like(volume, torch.nan)
+        divergence = divergence.mean(0)
+    return LogProb(prior + divergence + volume, dims, error, 4 * how.steps + spent)
 
 
 def angle_grid(path: Path, how: Likelihood) -> list[float]:
@@ -145,7 +152,7 @@ def _at(path: Path, angle: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Field:
-    """(w, angle) -> dw/da = (cos(a) w - x0) / sin(a), and its divergence (b k)."""
+    """(w, angle) -> dw/da = (cos(a) w - x0) / sin(a), and its divergence: b k, or probes b k."""
 
     denoiser: Denoiser
     path: Path
@@ -163,22 +170,23 @@ class _Field:
                 "the denoiser's output carries no gradient: it must not run under no_grad or detach its input"
             )
         trace = torch.zeros_like(self.dims)
-        for v in self.directions():
-            trace = trace + _quadratic(x0, z, v)
-        if self.how.trace == "rademacher":
-            trace = trace / self.how.probes
+        if self.how.trace == "exact":
+            for v in self.directions():
+                trace = trace + _quadratic(x0, z, v).sum(0)
+        else:
+            trace = torch.cat([_quadratic(x0, z, v) for v in self.directions()])  # probes b k
         cos, sin = math.cos(angle), math.sin(angle)
         return (cos * w - x0.detach()) / sin * self.keep, (cos * self.dims - scale * trace) / sin
 
 
 def _quadratic(x0: Tensor, z: Tensor, v: Tensor) -> Tensor:
-    """Sum over directions of v^T (d x0 / d z) v, b k. v: c b k n d."""
+    """v^T (d x0 / d z) v of each direction, c b k. v: c b k n d."""
     if len(v) == 1:
         (grad,) = torch.autograd.grad(x0, z, v[0], retain_graph=True)
         grad = grad[None]
     else:
         (grad,) = torch.autograd.grad(x0, z, v, retain_graph=True, is_grads_batched=True)
-    return (grad * v).sum((0, 3, 4), dtype=torch.float64)
+    return (grad * v).sum((3, 4), dtype=torch.float64)
 
 
 def _rk4(field: _Field, w: Tensor, a: float, h: float) -> tuple[Tensor, Tensor]:

@@ -134,6 +134,8 @@ def likelihood_note(found: dict[str, Any]) -> str:
         f"log-density, nats a latent dimension ({found['measure']}; field: {found['field']}; {found['evaluations']} evaluations, "
         f"{found['trace']} trace): samples {number(found['samples_per_dim'])}"
     )
+    if found["standard_error"] is not None:
+        text += f", each total known to +-{found['standard_error']:.2g} nats"
     if found["not_finite"]:
         text += f", {found['not_finite']} of them unknown"
     if records["known"]:

@@ -140,3 +140,42 @@ def test_choose_sampler_changes_what_is_given():
     assert choose_sampler(base, steps=2, step=None) == Sampler("heun", steps=2)
     assert [Sampler("heun", steps=n).evaluations for n in (1, 2, 8)] == [1, 3, 15]
     assert [Sampler("dpmpp_2m", steps=n).evaluations for n in (1, 4)] == [1, 4]
+
+
+def test_likelihood_fills_log_prob_and_scores_the_record(base, draw, tiny_run, tiny_store):
+    """The columns are those of Densities, whatever the batches; the futures are those drawn without."""
+    from seqdiff.checkpoint import load_task
+    from seqdiff.densities import Densities
+    from seqdiff.domains.trajectory.data import TrajectoryData
+    from seqdiff.domains.trajectory.evaluate_table import likelihood_note
+    from seqdiff.domains.trajectory.windows import WindowSpec
+
+    a = draw("a", "k=2", "limit=3", "likelihood=true")
+    b = draw("b", "k=2", "limit=3", "likelihood=true", "batch_size=1")
+    plain = draw("plain", "k=2", "limit=3")
+    assert np.array_equal(futures(a), futures(plain))
+    rows, again = (pq.read_table(folder / "scores.parquet").to_pandas() for folder in (a, b))
+    assert rows["log_prob"].notna().all() and (rows["log_prob"].nunique() == len(rows))
+    assert np.allclose(rows["log_prob"], again["log_prob"], rtol=1e-5)
+    assert (rows.groupby(["scene_id", "t0"])["record_log_prob"].nunique() == 1).all()
+    task, config = load_task(find(tiny_run))
+    data = TrajectoryData(str(tiny_store), WindowSpec(**config["data"]["init_args"]["windows"]))
+    batch = next(iter(data.eval_batches("test", 3)))
+    with torch.no_grad():
+        found = Densities(task).add(batch, task.draw(batch, k=2, seed=0).z, 0)
+    assert np.allclose(found.log_prob.flatten(), rows["log_prob"], rtol=1e-5)
+    assert np.allclose(found.record, rows["record_log_prob"][::2], rtol=1e-5)
+    # a density in metres is the latent one less the log-determinant; the record's full one has the residual on top
+    whole = task.adapter.residual_log_density(batch)
+    torch.testing.assert_close(found.full, found.record + whole)
+    run = json.loads((a / "run.json").read_text())["likelihood"]
+    assert (
+        run["field"] == "own"
+        and run["trace"] == "rademacher"
+        and run["evaluations"] == 32
+        and run["standard_error"] > 0
+    )
+    assert run["records"]["known"] == 3 and sum(run["records"]["rank_fifths"]) == 3
+    assert run["samples_per_dim"] == pytest.approx((found.log_prob / found.dims[:, None]).mean().item(), rel=1e-5)
+    assert "recorded futures given the scene" in likelihood_note(run)
+    assert "likelihood" not in json.loads((plain / "run.json").read_text())

@@ -159,10 +159,14 @@ def test_probes_are_unbiased_and_their_variance_falls_with_their_number():
     exact = log_prob(one.denoiser(path), path, z[:1], how=Likelihood(steps=4)).log_prob
     spread = {}
     for probes in (1, 4):
-        got = log_prob(one.denoiser(path), path, z, seeds=as_seeds(3, 400, 1), how=replace(how, probes=probes)).log_prob
-        error = got - exact
+        got = log_prob(one.denoiser(path), path, z, seeds=as_seeds(3, 400, 1), how=replace(how, probes=probes))
+        error = got.log_prob - exact
         assert error.mean().abs() < 4 * error.std() / 20
         spread[probes] = error.var().item()
+        if probes > 1:  # and they tell it themselves
+            assert got.error.square().mean().item() == pytest.approx(spread[probes], rel=0.3)
+        else:
+            assert torch.isnan(got.error).all()
     assert spread[1] > 1e-3 and spread[1] / spread[4] == pytest.approx(4, rel=0.3)
 
 
