@@ -19,6 +19,7 @@ from seqdiff.domains.trajectory.io import SampleSet, Window, read_samples
 from seqdiff.domains.trajectory.scene import AGENT_TYPES
 from seqdiff.domains.trajectory.store import Store
 from seqdiff.domains.trajectory.windows import WindowDataset
+from seqdiff.viz.compare import compare_views
 from seqdiff.viz.events import find_events
 from seqdiff.viz.scene_view import SceneView
 
@@ -38,14 +39,18 @@ class Source:
         """The recorded side of one sampled window."""
         return self.windows.batch([self.windows.find(window.scene_id, window.t0)])
 
-    def views(self, keys: Sequence[tuple[str, int]]) -> Iterator[SceneView]:
-        """One view for each (scene id, t0), with map, signals and events."""
+    def views(self, keys: Sequence[tuple[str, int]], compare: Source | None = None) -> Iterator[SceneView]:
+        """One view for each (scene id, t0), with map, signals and events; and with the futures of `compare` beside."""
         for scene_id, t0 in tqdm(keys, desc="scenes", unit="scene", disable=len(keys) < 3):
             window = self.samples.window(scene_id, t0)
             batch = self.batch(window)
             view = make_view(window, batch)
             self._add_map(view, batch)
             _add_events(view, batch)
+            if compare is not None:
+                other = make_view(compare.samples.window(scene_id, t0), batch)
+                _add_events(other, batch)
+                compare_views(view, other, self.samples.path, compare.samples.path)
             yield view
 
     def _add_map(self, view: SceneView, batch: SceneBatch) -> None:

@@ -86,7 +86,11 @@ def write_page(views: Iterable[SceneView], out: Path, text: PageText, budget_mb:
     report = PageReport(out, 0, [], [])
     for view in views:
         meta, blob = _scene(view, f"blob-{len(scenes)}")
-        need = len(_json(meta)) + len(blob) + 100
+        own = {f"blob-{len(scenes)}": blob}
+        if view.compare is not None:
+            meta["other"], own[f"blob-{len(scenes)}-other"] = _other(view.compare, f"blob-{len(scenes)}-other")
+            meta |= {"label": view.label, "numbers": view.numbers}
+        need = len(_json(meta)) + sum(len(b) + 100 for b in own.values())
         if used + need > budget_mb * 1e6 - 20_000:
             if not scenes:
                 raise ValueError(
@@ -98,7 +102,7 @@ def write_page(views: Iterable[SceneView], out: Path, text: PageText, budget_mb:
             continue
         used += need
         scenes.append(meta)
-        blobs.append(f'<script type="application/octet-stream" id="blob-{len(scenes) - 1}">{blob}</script>')
+        blobs += [f'<script type="application/octet-stream" id="{name}">{b}</script>' for name, b in own.items()]
         report.shown.append((view.scene_id, view.t0))
     if not scenes:
         raise ValueError("no scene to show: got 0 windows, expected at least one")
@@ -227,6 +231,23 @@ def _scene(view: SceneView, blob_id: str) -> tuple[dict, str]:
         "signals": view.signals,
         "notes": _notes(view),
         "row": {"id_text": view.scene_id, "t0": view.t0, **dict(zip(row := summary(view), _numbers(row.values())))},
+    }
+    return meta, blob.text()
+
+
+def _other(view: SceneView, blob_id: str) -> tuple[dict, str]:
+    """What differs in the other sample set of a scene: its futures, scores and events."""
+    blob = Blob()
+    for axis, letter, unit in ((0, "x", CM), (1, "y", CM), (2, "h", MRAD)):
+        blob.add("f" + letter, view.futures[..., axis], unit)
+    errors = {n: v for n, v in joint_errors(view).items() if np.isfinite(v).any()}
+    meta = {
+        "label": view.label,
+        "K": view.futures.shape[0],
+        "blob": blob_id,
+        "arrays": blob.index,
+        "scores": {n: _numbers(v) for n, v in {**view.scores, **errors}.items()},
+        "events": None if view.events is None else [[_event(e) for e in row] for row in view.events],
     }
     return meta, blob.text()
 

@@ -19,6 +19,8 @@ def review(
     rank_by: str = "minJADE",
     scenes: Sequence[str] | None = None,
     budget_mb: float = 10.0,
+    *,
+    compare: Path | str | None = None,
 ) -> Path:
     """Write a review page of a samples folder: one HTML file that opens without a network.
 
@@ -30,11 +32,12 @@ def review(
         rank_by: a column of the page's scene index.
         scenes: show these instead, each "SCENE_ID" (all its windows) or "SCENE_ID@T0".
         budget_mb: largest size in 10^6 bytes; windows beyond it are counted on stderr and on the page.
+        compare: another samples folder of the same windows, to look at one and the other in turn (before and after).
 
     Returns:
         the page's path.
     """
-    report = review_report(samples, out, store, max_scenes, rank_by, scenes, budget_mb)
+    report = review_report(samples, out, store, max_scenes, rank_by, scenes, budget_mb, compare=compare)
     print(f"{report.path}: {len(report.shown)} scenes, {report.bytes / 1e6:.1f} MB", file=sys.stderr)
     if report.left_out:
         print(f"{len(report.left_out)} scenes left out, since the page would pass {budget_mb:g} MB", file=sys.stderr)
@@ -49,11 +52,14 @@ def review_report(
     rank_by: str,
     scenes: Sequence[str] | None,
     budget_mb: float,
+    *,
+    compare: Path | str | None = None,
 ) -> PageReport:
     """As `review`, without a word on stderr: returns what was shown and what was left out."""
     if max_scenes < 1:
         raise ValueError(f"max_scenes is {max_scenes}; write 1 or more")
     source = Source(samples, store)
+    other = None if compare is None else _other(source, compare, store)
     keys = worst_first(source, rank_by, summary) if scenes is None else _asked(source, scenes)
     chosen = keys[:max_scenes] if scenes is None else keys
     metrics = read_metrics(source.samples.path)
@@ -63,9 +69,19 @@ def review_report(
         total=len(source.samples),
         rank_by=rank_by,
         metrics=metrics,
-        notes=(metrics or {}).get("warnings", []),
+        notes=[*(metrics or {}).get("warnings", []), *_wishes(source.run)],
     )
-    return write_page(source.views(chosen), Path(out), text, budget_mb)
+    return write_page(source.views(chosen, other), Path(out), text, budget_mb)
+
+
+def _other(source: Source, samples: Path | str, store: Path | str | None) -> Source:
+    """The samples to compare with: of the same windows of the same store."""
+    other = Source(samples, store)
+    lacking = [key for key in source.samples.keys if key not in set(other.samples.keys)]
+    if other.store.content_hash != source.store.content_hash or lacking:
+        what = f"{len(lacking)} windows are missing, e.g. {lacking[0][0]}@{lacking[0][1]}" if lacking else "other store"
+        raise ValueError(f"compare={samples} is not of the same windows as {source.samples.path}: {what}")
+    return other
 
 
 def _asked(source: Source, scenes: Sequence[str]) -> list[tuple[str, int]]:
@@ -79,6 +95,19 @@ def _asked(source: Source, scenes: Sequence[str]) -> list[tuple[str, int]]:
     if not keys:
         raise ValueError("scenes is empty: name at least one, or leave it out for the worst ones")
     return keys
+
+
+def _wishes(run: dict[str, Any], most: int = 8) -> list[str]:
+    """The wishes that the samples were drawn with, each as a line."""
+    found = (run.get("constraints") or {}).get("wishes", [])
+    lines = []
+    for w in found[:most]:
+        told = ", ".join(
+            f"{k} {v}" for k, v in w.items() if k not in ("kind", "n_windows", "unknown", "satisfied", "weight")
+        )
+        met = "not asked" if w["satisfied"] is None else f"met by {100 * w['satisfied']:.0f} %"
+        lines.append(f"Wish: {w['kind'].replace('_', ' ')}, {told}: {met}.")
+    return lines + ([f"{len(found) - most} more wishes in run.json."] if len(found) > most else [])
 
 
 def _head(source: Source) -> list[tuple[str, str, str]]:

@@ -56,6 +56,9 @@ class SceneView:
     truth_events: list[Event] | None = None
     truth_scores: dict[str, float] = field(default_factory=dict)  # energies of the recorded future
     off_road_known: bool = False
+    label: str = ""  # what these futures are called beside those of `compare`
+    compare: SceneView | None = None  # the same window in another sample set, for a look before and after
+    numbers: list[tuple[str, str, str]] = field(default_factory=list)  # name, there, here: the comparison in figures
     notes: list[str] = field(default_factory=list)  # what a reader of the page must know: counts left out, unknowns
 
     def __post_init__(self) -> None:
@@ -74,6 +77,11 @@ class SceneView:
         for name, (got, want) in wants.items():
             if tuple(got) != want:
                 raise ValueError(f"scene {self.scene_id!r}: {name} has shape {tuple(got)}, expected {want}")
+        if self.compare is not None and (self.compare.agent_id, self.compare.futures.shape[2:]) != (
+            self.agent_id,
+            (t, 3),
+        ):
+            raise ValueError(f"scene {self.scene_id!r}: the compared futures are of other agents or of another horizon")
         unknown = sorted(set(self.agent_type) - set(AGENT_TYPES))
         if unknown:
             raise ValueError(f"scene {self.scene_id!r}: agent types {unknown}, expected some of {AGENT_TYPES}")

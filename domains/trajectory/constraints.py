@@ -43,10 +43,14 @@ class Constraints:
         """Kinds in the order of the file, each once."""
         return list(dict.fromkeys(w.kind for w in self.wishes))
 
-    def named(self, batch: SceneBatch) -> Tensor:
-        """Scenes that some wish is for -> bool [b]. The others are to be left as they are."""
-        asked = [any(w.matches(batch, i) for w in self.wishes) for i in range(batch.n_scenes)]
-        return torch.tensor(asked, device=batch.mask.device)
+    def agents(self, batch: SceneBatch) -> Tensor:
+        """Agents that wishes are for -> bool [b, a]: the named ones; all of a scene with a wish for all."""
+        out = torch.zeros_like(batch.mask)
+        for i in range(batch.n_scenes):
+            for wish in self.wishes:
+                if wish.matches(batch, i):
+                    out[i] |= wish.concerns(batch, i)
+        return out & batch.mask
 
     def energy(self, batch: SceneBatch) -> Callable[[Tensor], Tensor]:
         """Futures [b, k, a, t, 3] -> what the wishes find wrong with each agent, metres squared [b, k, a].
@@ -74,6 +78,10 @@ class Constraints:
         futures: [b, k, a, t, 3] relative to batch.origin.
         """
         return Satisfaction(self).add(futures, batch)
+
+    def measure(self) -> Satisfaction:
+        """A fresh count of where the wishes are asked and met, to which batches are added."""
+        return Satisfaction(self)
 
     def _bind(self, batch: SceneBatch, i: int) -> list[tuple[Wish, Term]]:
         asked = [w for w in self.wishes if w.matches(batch, i)]

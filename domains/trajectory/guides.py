@@ -58,14 +58,14 @@ def _seen(d: Tensor, heading: Tensor) -> Tensor:
     return torch.stack([d[..., 0] * c + d[..., 1] * s, d[..., 1] * c - d[..., 0] * s], -1)
 
 
-def keep_clear(futures: Tensor, batch: SceneBatch) -> Tensor:
+def keep_clear(futures: Tensor, batch: SceneBatch, who: Tensor | None = None) -> Tensor:
     """Squared shortfall of the gap to CLEARANCE, metres squared, summed over partners and steps -> [b, k, a].
 
     Zero at a step only if every two boxes (discs) are apart by CLEARANCE along some axis there: no part of a box is
     uncovered. Steps EVERY_S apart are looked at: two agents that close in at v m/s come at most v EVERY_S / 2 - CLEARANCE
     into each other unseen between them. Pairs that touch already at t0 are left out.
 
-    futures: [b, k, a, t, 3]. Only pairs that come near in some sample cost time.
+    futures: [b, k, a, t, 3]; who: bool [b, a], pairs with none of these are not looked at. Only pairs that come near in some sample cost time.
     """
     every = max(1, round(EVERY_S / batch.dt))
     x = futures[:, :, :, every - 1 :: every]
@@ -77,6 +77,8 @@ def keep_clear(futures: Tensor, batch: SceneBatch) -> Tensor:
         size, round_ = batch.size[i], disc[i]
         one, two = torch.triu_indices(a, a, 1, device=x.device)
         real = batch.mask[i, one] & batch.mask[i, two]
+        if who is not None:
+            real &= who[i, one] | who[i, two]
         one, two = one[real], two[real]
         now = batch.hist[i, :, -1]
         touching = separation(now[one], size[one], round_[one], now[two], size[two], round_[two]) < 0
@@ -87,8 +89,8 @@ def keep_clear(futures: Tensor, batch: SceneBatch) -> Tensor:
                 (low[two] - high[one]).amax(-1) > reach[i, one] + reach[i, two] + CLEARANCE
             )
             one, two = one[~far], two[~far]
-            apart = (x[i, :, one, :, :2] - x[i, :, two, :, :2]).norm(dim=-1)
-            near = apart < (reach[i, one] + reach[i, two] + CLEARANCE)[None, :, None]
+            apart = (x[i, :, one, :, :2] - x[i, :, two, :, :2]).square().sum(-1)
+            near = apart < (reach[i, one] + reach[i, two] + CLEARANCE).square()[None, :, None]
             s, p, m = near.nonzero(as_tuple=True)
         if len(s) == 0:
             continue
@@ -128,11 +130,14 @@ class Validity:
     Args:
         batch: the scenes.
         margin: metres around the agents at t0 that the rasters cover; beyond them the nearest cell counts.
+        who: bool [b, a], the agents looked at; None = all. Partners of theirs count as well.
     """
 
-    def __init__(self, batch: SceneBatch, margin: float = 80.0) -> None:
-        self.batch = batch
+    def __init__(self, batch: SceneBatch, margin: float = 80.0, who: Tensor | None = None) -> None:
+        self.batch, self.who = batch, who
         self.motor = of_types(batch, ON_ROAD) & batch.mask
+        if who is not None:
+            self.motor = self.motor & who
         self.road: list[SignedDistance | None] = []
         for i, area in enumerate(batch.drivable):
             if area is None or not bool(self.motor[i].any()):
@@ -145,7 +150,7 @@ class Validity:
 
     def __call__(self, futures: Tensor) -> Tensor:
         """[b, k, a, t, 3] -> [b, k, a], metres squared."""
-        return keep_clear(futures, self.batch) + self.stay_on_road(futures)
+        return keep_clear(futures, self.batch, self.who) + self.stay_on_road(futures)
 
     def stay_on_road(self, futures: Tensor) -> Tensor:
         """Squared distance of box corners outside the drivable area, summed over corners and steps -> [b, k, a].
@@ -160,8 +165,11 @@ class Validity:
             if distance is None:
                 total.append(x.new_zeros(x.shape[1:3]))
                 continue
-            now = distance(corners(batch.hist[i, :, -1], batch.size[i])).amax(-1) <= 0
-            out = (distance(corners(x[i], batch.size[i][None, :, None])) + ROAD_MARGIN).clamp_min(0)
+            at = self.motor[i].nonzero()[:, 0]
+            size = batch.size[i, at]
+            now = distance(corners(batch.hist[i, at, -1], size)).amax(-1) <= 0
+            out = (distance(corners(x[i, :, at], size[None, :, None])) + ROAD_MARGIN).clamp_min(0)
             near = out < ROAD_LOST
-            total.append(torch.where(near, out, 0.0).square().sum((-1, -2)) * (self.motor[i] & now))
+            each = torch.where(near, out, 0.0).square().sum((-1, -2)) * now
+            total.append(x.new_zeros(x.shape[1:3]).index_copy(1, at, each))
         return torch.stack(total)

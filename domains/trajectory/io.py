@@ -3,8 +3,8 @@
 samples.parquet  one row per (scene_id, t0, sample, agent_id): x, y list<float64> (metres, world frame), heading
 list<float32> (radians), dt float64 (seconds). The rows of one (scene_id, t0) lie together, sample after sample.
 scores.parquet   one row per (scene_id, t0, sample): log_prob float64 or null, probability float64 (sums to one per
-(scene_id, t0)), cluster int32, then one float64 column per energy (NaN = unknown). run.json         how the samples
-were made and from which store (RUN_KEYS).
+(scene_id, t0)), cluster int32, then one float64 column per energy (NaN = unknown), where wishes were given satisfied_KIND:
+1 or 0, NaN = not asked there. run.json         how the samples were made and from which store (RUN_KEYS).
 
 This module needs numpy and pyarrow only, so that readers of sample files need no torch.
 """
@@ -33,6 +33,7 @@ RUN_KEYS = (
     "temperature", "dt", "seconds", "config",
 )  # fmt: skip
 SAMPLES, SCORES, RUN = "samples.parquet", "scores.parquet", "run.json"
+NUMBERS = "numbers.json"  # rows of a comparison with another folder, shown on the page: name, before, after, unit
 RESERVED = ("scene_id", "t0", "sample", "log_prob", "probability", "cluster")
 _ROWS = 4096  # smallest row group, in (sample, agent) rows; a window never straddles two
 _SAMPLE_SCHEMA = pa.schema(

@@ -52,7 +52,7 @@ class LaneGraph:
             turn = angle[at] - heading
             if gap[at] > BESIDE or abs(np.arctan2(np.sin(turn), np.cos(turn))) > FACING:
                 continue
-            todo = [((lane,), self.points[lane], at * STEP)]
+            todo: list[tuple[tuple[int, ...], np.ndarray, float]] = [((lane,), self.points[lane], at * STEP)]
             while todo and len(out) < most:
                 path, points, skip = todo.pop()
                 long_enough = _length(points) - skip >= length

@@ -68,11 +68,18 @@ def _excess(value: Tensor, limit: Tensor | float, ok: Tensor) -> Tensor:
 
 
 def allowed_speed(limit: float, now: Tensor, braking: float, steps: int, dt: float) -> Tensor:
-    """Greatest speed that a limit allows at each step: the limit, or what braking at `braking` m/s^2 from the speed at
-    t0 (now: [a]) still leaves. -> [a, t]."""
+    """Greatest speed that a limit allows at each step: the limit, or what braking at `braking` m/s^2 from the speed at t0
+    (now: [a]) still leaves; as a mean over BASELINE_S, like the speeds of `motion`. -> [a, t]."""
+    span = max(1, round(BASELINE_S / dt)) * dt
     t = torch.arange(1, steps + 1, device=now.device, dtype=now.dtype) * dt
-    # speeds are means over BASELINE_S that end at t
-    return (now[:, None] - braking * (t - 0.5 * BASELINE_S).clamp_min(0)).clamp_min(limit)
+    start = now.clamp_min(limit)[:, None]
+    until = (start - limit) / braking
+
+    def way(t: Tensor) -> Tensor:
+        slow = t.clamp_min(0).minimum(until)  # seconds of braking
+        return start * t.minimum(slow) - 0.5 * braking * slow.square() + limit * (t - until).clamp_min(0)
+
+    return (way(t) - way(t - span)) / span
 
 
 def speed_energy(m: Motion, allowed: Tensor) -> Tensor:

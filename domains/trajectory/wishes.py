@@ -76,6 +76,11 @@ class Wish:
         """Ids that it names."""
         return [] if self.agent is None else [self.agent]
 
+    def concerns(self, batch: SceneBatch, i: int) -> Tensor:
+        """Agents of scene i that it is for -> bool [a]; all without a name."""
+        ids = batch.agent_id[i] + [""] * (batch.mask.shape[1] - len(batch.agent_id[i]))
+        return torch.tensor([not self.agents() or name in self.agents() for name in ids], device=batch.mask.device)
+
     def told(self) -> dict[str, Any]:
         """As plain data, for run.json."""
         return {"kind": self.kind} | {key: v for key, v in asdict(self).items() if v is not None}

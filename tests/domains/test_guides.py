@@ -6,7 +6,8 @@ import pytest
 import shapely
 import torch
 
-from seqdiff.domains.trajectory.guides import DISCS, SignedDistance, Validity, disc_centres, keep_clear
+from seqdiff.domains.trajectory.geometry import overlap
+from seqdiff.domains.trajectory.guides import CLEARANCE, SignedDistance, Validity, keep_clear, separation
 
 
 def two_cars(make_batch, gap: float):
@@ -17,23 +18,48 @@ def two_cars(make_batch, gap: float):
     return make_batch(hist, fut)
 
 
-def test_discs_reach_from_bumper_to_bumper():
-    centres, radius = disc_centres(torch.zeros(3), torch.tensor([4.0, 2.0]), torch.tensor(False))
-    assert centres.shape == (DISCS, 2) and radius.item() == 1.0
-    torch.testing.assert_close(centres[:, 0], torch.linspace(-1, 1, DISCS))
-    people, radius = disc_centres(torch.zeros(3), torch.tensor([0.8, 0.5]), torch.tensor(True))
-    assert (people == 0).all() and radius.item() == 0.25
+def test_separation_is_negative_exactly_where_boxes_overlap():
+    """Against `geometry.overlap`, over random pairs of boxes and discs; and hand-made gaps."""
+    g = torch.Generator().manual_seed(0)
+    n = 4000
+    p, q = torch.rand(2, n, 3, generator=g, dtype=torch.float64) * torch.tensor([8.0, 8.0, 6.3])
+    sizes = torch.rand(2, n, 2, generator=g, dtype=torch.float64) * torch.tensor([6.0, 2.0]) + 0.5
+    discs = torch.rand(2, n, generator=g) < 0.3
+    gap = separation(p, sizes[0], discs[0], q, sizes[1], discs[1])
+    hit = overlap(p, sizes[0], discs[0], q, sizes[1], discs[1])
+    assert ((gap < 0) == hit).all() and 0.2 < hit.double().mean() < 0.8
+
+    def one(x: float, y: float, turn: float, disc: bool) -> float:
+        car, flags = torch.tensor([4.0, 2.0]), torch.tensor([False, disc])
+        return float(separation(torch.zeros(3), car, flags[0], torch.tensor([x, y, turn]), car, flags[1]))
+
+    assert one(5.0, 0, 0, False) == pytest.approx(1.0) and one(0, 1.5, 0, False) == pytest.approx(-0.5)
+    assert one(4.0, 0, torch.pi / 2, False) == pytest.approx(1.0, abs=1e-5)  # 2 m and 1 m before the middles
+    assert one(5.0, 5.0, 0, True) == pytest.approx((9 + 16) ** 0.5 - 1.0, abs=1e-5)  # from the corner at (2, 1)
 
 
-@pytest.mark.parametrize("gap, free", [(2.0, True), (0.5, True), (0.2, False), (-1.0, False)])
+def test_separation_has_finite_gradients_where_agents_coincide():
+    p = torch.zeros(3, 3, requires_grad=True)
+    disc = torch.tensor([False, True, False]), torch.tensor([False, True, True])
+    separation(p, torch.ones(3, 2), disc[0], torch.zeros(3, 3), torch.ones(3, 2), disc[1]).sum().backward()
+    assert torch.isfinite(p.grad).all()
+
+
+def test_only_the_named_agents_are_looked_at(make_batch):
+    batch = two_cars(make_batch, -1.0)
+    for who, cost in (([True, False], True), ([False, False], False)):
+        assert bool((keep_clear(batch.fut[:, None], batch, torch.tensor([who])) > 0).all()) == cost
+
+
+@pytest.mark.parametrize("gap, free", [(2.0, True), (0.35, True), (0.2, False), (-1.0, False)])
 def test_clear_is_zero_and_overlap_costs_both(make_batch, gap, free):
     batch = two_cars(make_batch, gap)
     energy = keep_clear(batch.fut[:, None], batch)
     assert energy.shape == (1, 1, 2)
     assert (energy == 0).all() == free
-    if not free:  # half of (0.45 - gap)^2 for each, at every second of ten steps
+    if not free:  # half of (0.3 - gap)^2 for each, at every second of ten steps
         steps = 10 // max(1, round(0.2 / batch.dt))
-        expected = 0.5 * (0.45 - gap) ** 2 * steps
+        expected = 0.5 * min(CLEARANCE - gap, CLEARANCE + 2.0) ** 2 * steps
         torch.testing.assert_close(energy, torch.full((1, 1, 2), expected), rtol=0.01, atol=1e-3)
 
 

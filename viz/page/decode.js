@@ -39,6 +39,14 @@ async function decodeScene(meta) {
   return scene;
 }
 
+// The other sample set of a scene: its own futures and scores, all else shared.
+async function decodeOther(main) {
+  const other = main.meta.other, bytes = await inflate(other.blob), pair = { ...main, meta: { ...main.meta, ...other } };
+  pair.futures = { x: unpack(bytes, other.arrays.fx), y: unpack(bytes, other.arrays.fy), h: unpack(bytes, other.arrays.fh) };
+  pair.K = other.K; pair.prob = other.scores.probability || new Array(pair.K).fill(null);
+  main.pair = pair; pair.pair = main;
+}
+
 // State of agent a at step s (0 = t0, negative = past, fractions are interpolated) in future k; k = -1 is the recorded truth.
 function stateAt(scene, k, a, s) {
   const whole = Math.floor(s), part = s - whole, p = rowAt(scene, k, a, whole);

@@ -1,29 +1,36 @@
 // State and what changes it. The body's data attributes (scene, future, step) say where the page stands.
 const DATA = JSON.parse($("page-data").textContent);
-const state = { index: -1, future: -1, step: 0, playing: false, layers: { futures: true, past: true, truth: true, marks: true, labels: false, drivable: true, lane_center: true, boundary: true, crosswalk: true, signal: true } };
+const state = { side: 0, index: -1, future: -1, step: 0, playing: false, layers: { futures: true, past: true, truth: true, marks: true, labels: false, drivable: true, lane_center: true, boundary: true, crosswalk: true, signal: true } };
 const view = new View(), cache = new Map();
 const ranks = new Table($("rank-table"), k => pick(k)), scenes = new Table($("scene-table"), i => open(i));
 let scene = null;
 
-async function open(index, future, step) {
+async function open(index, future, step, keep) {
   play(false);
   const meta = DATA.scenes[index]; state.index = index; scenes.mark(index, true);
   if (!cache.has(index)) {
     if (cache.size >= 4) cache.delete(cache.keys().next().value); // decoded scenes are tens of megabytes
-    cache.set(index, await decodeScene(meta));
+    const main = await decodeScene(meta);
+    if (meta.other) await decodeOther(main);
+    cache.set(index, main);
   }
   if (state.index !== index) return; // another click came in between
-  scene = cache.get(index);
-  fillHeader(meta, DATA.head); fillRanks(ranks, scene); fillLayers(scene, state.layers, layer);
+  scene = cache.get(index); if (state.side && scene.pair) scene = scene.pair;
+  fillHeader(scene.meta, DATA.head); fillSides(DATA.scenes[index], state.side, side); fillRanks(ranks, scene); fillLayers(scene, state.layers, layer);
   $("time").min = 1 - scene.H; $("time").max = scene.T;
-  await view.show(scene);
+  await view.show(scene, keep);
   const notes = [...meta.notes, ...DATA.notes];
   notes.push(`Unpicked futures are drawn within ${Math.round(100 * scene.tolerance)} cm of every step; the picked one, the marks and the hover use every step.`);
   $("note-list").replaceChildren(...notes.map(text => el("li", {}, text)));
   state.step = step ?? 0;
   for (const key in state.layers) $("view").classList.toggle("no-" + key, !state.layers[key]);
-  pick(future ?? ranks.rows.find(row => row.id >= 0).id);
-  $("message").hidden = true; document.body.dataset.ready = index;
+  pick(future !== undefined && future < scene.K ? future : ranks.rows.find(row => row.id >= 0).id);
+  $("message").hidden = true; document.body.dataset.ready = index; document.body.dataset.side = state.side;
+}
+
+function side(s) { // 1 = the other sample set; time, picked future and frame stay
+  if (!scene.pair || s === state.side) return;
+  state.side = s; open(state.index, state.future, Math.round(state.step), true);
 }
 
 function pick(k) {
@@ -104,7 +111,7 @@ function watchKeys() {
     const step = e.shiftKey ? 5 : 1;
     const act = { ArrowLeft: () => { play(false); moveTo(state.step - step); }, ArrowRight: () => { play(false); moveTo(state.step + step); },
       ArrowUp: () => pick(ranks.next(state.future, -1)), ArrowDown: () => pick(ranks.next(state.future, 1)), " ": () => play(!state.playing), Escape: () => pick(-1),
-      f: () => view.fit(), Home: () => moveTo(1 - scene.H), End: () => moveTo(scene.T), "[": () => open(scenes.next(state.index, -1)), "]": () => open(scenes.next(state.index, 1)) }[e.key];
+      f: () => view.fit(), c: () => side(1 - state.side), Home: () => moveTo(1 - scene.H), End: () => moveTo(scene.T), "[": () => open(scenes.next(state.index, -1)), "]": () => open(scenes.next(state.index, 1)) }[e.key];
     if (act && !(e.key === " " && e.target.tagName === "BUTTON" && e.target.id !== "play")) { e.preventDefault(); act(); }
   });
   $("time").addEventListener("input", () => { if (state.playing) play(false); moveTo(Number($("time").value)); });

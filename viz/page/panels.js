@@ -16,7 +16,7 @@ function number(v) {
 
 const short = text => (text.length > 15 ? text.slice(0, 6) + "…" + text.slice(-8) : text); // both ends tell scenes apart
 const signed = s => (s < 0 ? "−" : "+") + Math.abs(s).toFixed(1) + " s";
-const LARGE_IS_GOOD = new Set(["probability", "log_prob"]);
+const LARGE_IS_GOOD = { has: name => name === "probability" || name === "log_prob" || name.startsWith("satisfied_") };
 const isText = v => typeof v === "string";
 
 // A table that sorts on any column; unknown values stay last in both directions.
@@ -91,7 +91,7 @@ function fillRanks(table, scene) {
   const columns = [{ key: "id", label: "#", title: "sample number", show: v => (v < 0 ? "truth" : String(v)) }];
   const first = ["probability", "log_prob", "cluster", "JADE", "JFDE", "collision", "off_road", "infeasible"], place = n => (first.indexOf(n) + 1 || 99);
   for (const name of Object.keys(scores).sort((p, q) => place(p) - place(q))) {
-    columns.push({ key: name, label: SHORT[name] || name, title: `${name}: ${MEANING[name] || "energy, lower is better"}`, down: LARGE_IS_GOOD.has(name),
+    columns.push({ key: name, label: SHORT[name] || name.replace("satisfied_", "✓ ").replaceAll("_", " "), title: `${name}: ${MEANING[name] || (name.startsWith("satisfied_") ? "1 = the wishes of this kind are met" : "energy, lower is better")}`, down: LARGE_IS_GOOD.has(name),
       ...(name === "probability" ? { bar: v => v / top } : {}), ...(name === "collision" ? { alarm: "bad" } : name === "off_road" ? { alarm: "warn" } : {}) });
   }
   const rows = [...Array(scene.K).keys()].map(k => ({ id: k, ...Object.fromEntries(Object.keys(scores).map(n => [n, scores[n][k]])) }));
@@ -107,6 +107,21 @@ function fillHeader(meta, head) {
     ["N", meta.agents.id.length, "agents"], ["K", meta.K, "joint futures"], ...head]) {
     const div = el("div", { title: title || label }); div.append(el("dt", {}, label), el("dd", {}, String(value))); dl.append(div);
   }
+}
+
+function fillSides(meta, side, choose) { // which of two sample sets is shown, and both in figures
+  const has = Boolean(meta.other), box = $("sides"); box.hidden = !has; $("compare").hidden = !has;
+  if (!has) return;
+  box.replaceChildren(...[[1, meta.other.label], [0, meta.label]].map(([s, label]) => {
+    const button = el("button", { type: "button", "data-side": s, "aria-pressed": s === side, title: "Show this sample set (c)" }, label);
+    button.onclick = () => { choose(s); button.blur(); };
+    return button;
+  }));
+  const body = el("tbody"), head = el("tr"); head.append(el("th"), el("th", {}, meta.other.label), el("th", {}, meta.label));
+  for (const [name, there, here] of meta.numbers) {
+    const tr = el("tr"); tr.append(el("td", { class: "name", title: name }, name), el("td", {}, there), el("td", {}, here)); body.append(tr);
+  }
+  const top = el("thead"); top.append(head); $("compare-table").replaceChildren(top, body);
 }
 
 function fillWhole(metrics) { // `seqdiff evaluate`'s table in short; rows keep their order until a column is clicked

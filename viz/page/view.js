@@ -76,9 +76,9 @@ class View {
     return { x: [cx - w * metre / 2, cx + w * metre / 2], y: [cy - h * metre / 2, cy + h * metre / 2] };
   }
 
-  async show(scene) {
+  async show(scene, keep) {
     this.scene = scene;
-    const range = this.ranges(scene), axis = { zeroline: false, showgrid: false, ticks: "outside", ticklen: 4, tickcolor: "#cfd5dc",
+    const now = keep && $("plot")._fullLayout, range = now ? { x: [...now.xaxis.range], y: [...now.yaxis.range] } : this.ranges(scene), axis = { zeroline: false, showgrid: false, ticks: "outside", ticklen: 4, tickcolor: "#cfd5dc",
       tickfont: { size: 10.5, color: "#67717f" }, ticksuffix: " m", showline: true, linecolor: "#d9dee4", mirror: true, nticks: 9 };
     await Plotly.react($("plot"), this.traces(scene), {
       margin: MARGIN, showlegend: false, hovermode: false, dragmode: "pan", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -132,10 +132,10 @@ class View {
     }
   }
 
-  polyline(k, a, from, to) {
+  polyline(k, a, from, to, scene = this.scene) {
     let d = "", up = true;
     for (let s = from; s <= to; s++) {
-      const row = rowAt(this.scene, k, a, s);
+      const row = rowAt(scene, k, a, s);
       if (row) d += (up ? "M" : "L") + row[0].toFixed(2) + " " + row[1].toFixed(2);
       up = !row;
     }
@@ -178,7 +178,17 @@ class View {
       const lines = this.scene.meta.agents.id.map((id, a) => [id, this.polyline(k, a, 0, this.scene.T)]);
       for (const cls of ["halo", "picked"]) for (const [id, d] of lines) svg("path", { class: cls, "data-agent": id, "data-future": k, d }, this.pickedGroup);
     }
+    const pair = this.scene.pair;
+    if (pair && k >= 0 && k < pair.K) this.scene.meta.agents.id.forEach((id, a) => this.differs(k, a, pair) && svg("path", { class: "other", "data-agent": id, d: this.polyline(k, a, 0, pair.T, pair) }, this.pickedGroup));
     this.drawMarks(eventsOf(this.scene, k));
+  }
+
+  differs(k, a, pair) { // by more than a metre at some step
+    for (let s = 1; s <= pair.T; s++) {
+      const p = rowAt(this.scene, k, a, s), q = rowAt(pair, k, a, s);
+      if (p && q && Math.hypot(p[0] - q[0], p[1] - q[1]) > 1) return true;
+    }
+    return false;
   }
 
   near(k) { // a thin preview under the pointer
