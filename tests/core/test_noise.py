@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -54,9 +55,14 @@ def test_each_sample_by_itself_is_standard_normal(name):
     assert (z.abs() > 1.96).float().mean().item() == pytest.approx(0.05, abs=0.01)
 
 
+@lru_cache
+def drawn(name: str, k: int, items: int):
+    return NOISE[name]((1, 2), as_seeds(7, items, k))
+
+
 def spread(name: str, f, k: int = 16, items: int = 150) -> tuple[float, float]:
     """Mean and standard deviation over items of the weighted mean of f over an item's k samples."""
-    draw = NOISE[name]((1, 2), as_seeds(7, items, k))
+    draw = drawn(name, k, items)
     mean = (f(draw.z[:, :, 0].double()) * draw.log_weight.double().exp()).mean(1)
     return mean.mean().item(), mean.std().item()
 
