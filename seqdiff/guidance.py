@@ -8,8 +8,8 @@ Which of them guide a few-step student, whose jump to 0 is an end point and not 
 
     guide                    student   why
     ClassifierFree           refused   x_u + w (x_c - x_u) of two end points is no end point; guidance is an input of such a net
-    EnergyDescent            yes       on the finished sample (the jump to 0) alone: what a jump to s > 0 points to is no sample
-    projection.Projection    yes       on the finished sample alone
+    EnergyDescent            yes       on jumps to 0, finished samples, alone: what a jump to s > 0 points to is no sample
+    projection.Projection    yes       on jumps to 0 alone
     Infill                   yes       known entries enter each jump at the noise level of t and leave it at that of s
     resampling.Resample      yes       importance weights with any step; selection with a step that draws noise between jumps
 """

@@ -32,8 +32,8 @@ class Projection:
 
     For a convex set this is sound at any t: the mean of data that lie in the set lies in it. For others use `below`.
 
-    Valid for a student: its finished sample (the jump to 0) is projected; a jump to s > 0 is left alone, since what it points
-    to is no sample.
+    Valid for a student: each jump to 0, a finished sample, is projected; a jump to s > 0 is left alone, since what it points to
+    is no sample.
 
     Args:
         constraint: in latents; `InData` takes one in domain units.
