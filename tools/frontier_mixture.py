@@ -175,7 +175,8 @@ def new_net(setup: Setup) -> DiT:
 def train(net: DiT, objective: Objective, steps: int, setup: Setup, name: str) -> DiT:
     """AdamW with warm-up and cosine decay, always new data of the law; returns the averaged net (decay .998)."""
     average = copy.deepcopy(net).eval()
-    averages, own = list(average.parameters()), list(net.parameters())
+    averages: list[Tensor] = [*average.parameters()]
+    own: list[Tensor] = [*net.parameters()]
     parameters = [*own, *(p for p in objective.parameters() if p.requires_grad)]
     optimizer = torch.optim.AdamW(parameters, lr=setup.lr, weight_decay=0.0, betas=(0.9, 0.99))
     generator = torch.Generator().manual_seed(1)

@@ -82,6 +82,11 @@ def methods(teacher: Task, students: dict[str, Task]) -> list[Method]:
     for step in TEACHER_STEPS:
         counts = sorted({_steps_within(step, n) for n in EVALUATIONS} | ({steps} if step in ALSO_LONG else set()))
         found += [Method(f"teacher, {step}", teacher, replace(plain, step=step, steps=n), False) for n in counts]
+    for step, learned in teacher.grids.items():
+        own = replace(plain, step=step, grid="learned")
+        found += [
+            Method(f"teacher, {step}, learned grid", teacher, replace(own, steps=n), False) for n in sorted(learned)
+        ]
     for name, task in students.items():
         own = replace(task.sampler, energy_iterations=0, grid="uniform", step="flow_map")
         found += [Method(name, task, replace(own, steps=n), True) for n in EVALUATIONS]
