@@ -74,7 +74,7 @@ def generate(
             writer.add(batch, sample, scores)
             items += n
             bar.update(n)
-    done = {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
+    done: dict[str, Any] = {"n_windows": items, "seconds": time.perf_counter() - start, "seconds_sampling": drawing}
     if met is not None:
         done["constraints"] = met.report()
     if densities is not None:

@@ -283,9 +283,9 @@ class Task(L.LightningModule):
             all_guides.append(self._classifier_free(cond, c))
         all_guides += list(guides)
         times = self.times(c)
-        descent = self._descent(batch, c, times, constraints)
-        if descent is not None:
-            all_guides.append(descent)
+        descents = self._descents(batch, c, times, constraints)
+        all_guides += descents
+        descent = descents[-1] if descents else None
         if known is not None:
             all_guides.append(Infill(known[0], known[1], start.z, self.objective.path))
         claim = find_step(c.step)
@@ -330,17 +330,17 @@ class Task(L.LightningModule):
                 f"sampler.guidance is {c.guidance:g}, but the model never saw a dropped context in training: train with "
                 "model.objective.init_args.context_drop=0.1, or leave guidance at 1"
             )
-        return ClassifierFree(self.denoiser(cond.drop()), c.guidance, c.guidance_interval, c.guidance_rescale)
+        return ClassifierFree(self.denoiser(cond.drop()), c.guidance, c.guidance_interval, c.guidance_rescale, cond.mask)
 
-    def _descent(self, batch: Any, c: Sampler, times: list[float], constraints: Any) -> EnergyDescent | None:
+    def _descents(self, batch: Any, c: Sampler, times: list[float], constraints: Any) -> list[EnergyDescent]:
+        """What guides every item near the end, then the wishes, which leave items that none is for as they are."""
+        out = []
+        if c.energy_iterations:
+            # the last evaluation is always guided, however few steps there are
+            out.append(EnergyDescent(self.adapter.energy(batch), c.energy_iterations, below=max(0.3, times[-2])))
         if constraints is not None:  # which future it is to be is decided near noise already
-            return EnergyDescent(
-                self.adapter.energy(batch, constraints), c.energy_iterations or 8, max_step=0.3, below=1.0
-            )
-        if not c.energy_iterations:
-            return None
-        # the last evaluation is always guided, however few steps there are
-        return EnergyDescent(self.adapter.energy(batch), c.energy_iterations, below=max(0.3, times[-2]))
+            out.append(EnergyDescent(self.adapter.energy(batch, constraints), 40, max_step=1.0, below=1.0))
+        return out
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
