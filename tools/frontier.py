@@ -143,20 +143,22 @@ def scenes_page(found: dict[str, Any]) -> tuple[list[Panel], list[str], list[lis
             [r["method"], str(r["evaluations"]), *pairs, _interval(r["spread_ratio"]), *rates, f"{r['ms']:.1f}"]
         )
     shown = [r for r in rows if r["method"] != "teacher, other seed"]
-    panels = []
+    panels, first = [], rows[0]
+    name = f"{first['method']} at {first['evaluations']} evaluations"
+    level, label = (1.0, name), f"relative to {first['evaluations']} evaluations"
     for key, title in (("energy_score", "Energy score"), ("minJADE", f"minJADE{found['k']}")):
         lines = _lines(shown, lambda r: r["evaluations"], lambda r, k=key: r[f"{k}_ratio"], lambda r: r["student"])
         bands = [(x, 2 - top, top) for x, top in TARGETS]
-        label = "relative to 32 evaluations"
-        panels.append(Panel(title, "evaluations", label, lines, (1.0, "teacher, 32 evaluations"), bands, ticks=TICKS))
+        panels.append(Panel(title, "evaluations", label, lines, level, bands, ticks=TICKS))
     lines = _lines(shown, lambda r: r["ms"], lambda r: r["energy_score_ratio"], lambda r: r["student"])
-    panels.append(
-        Panel("Energy score", "ms a scene", "relative to 32 evaluations", lines, (1.0, "teacher, 32 evaluations"))
-    )
+    panels.append(Panel("Energy score", "ms a scene", label, lines, level))
+    lines = _lines(shown, lambda r: r["evaluations"], lambda r: r["spread_ratio"], lambda r: r["student"])
+    panels.append(Panel("Spread", "evaluations", label, lines, level, [(x, 0.9, 1.1) for x, _ in TARGETS], ticks=TICKS))
+    rates = ", ".join(f"{100 * v:.2f} % {n}" for n, v in found["recorded"].items())
     notes = [
         f"Split {found['split']}: {found['windows']} windows, {found['agents']} scored agents, {found['k']} samples each; "
-        f"{found['windows_without_scored_agents']} windows without a scored agent left out.",
-        f"Ratios to the teacher with dpmpp_2m at 32 evaluations, same windows and seeds, with 95 % bootstrap intervals over "
+        f"{found['windows_without_scored_agents']} windows without a scored agent left out. The recording itself: {rates}.",
+        f"Ratios to {name}, same windows and seeds, with 95 % bootstrap intervals over "
         f"{found['blocks']} blocks of windows (windows that overlap in time are drawn together). Energy guidance off.",
         f"ms: median from one scene to its {found['k']} decoded futures, {found['threads']} thread(s).",
     ]
@@ -164,7 +166,7 @@ def scenes_page(found: dict[str, Any]) -> tuple[list[Panel], list[str], list[lis
 
 
 def _interval(ratio: tuple[float, float, float]) -> str:
-    return "{:.3f} [{:.3f}, {:.3f}]".format(*ratio)
+    return "{:.3f} [{:.2f}, {:.2f}]".format(*ratio)
 
 
 def _lines(rows: list[dict[str, Any]], x: Any, y: Any, student: Any) -> list[Line]:
@@ -189,10 +191,10 @@ def show(found: dict[str, Any], out: Path) -> None:
     title = f"Quality against evaluations: {found['set']}"
     table = Table(title=title)
     for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=bool(i))
+        table.add_column(name, justify="right" if i else "left", no_wrap=True, overflow="fold")
     for row in cells:
         table.add_row(*row)
-    console = Console() if sys.stdout.isatty() else Console(width=190)
+    console = Console() if sys.stdout.isatty() else Console(width=210)
     console.print(table)
     for note in notes:
         console.print(note)

@@ -27,6 +27,7 @@ EVALUATIONS = (1, 2, 4, 8)
 REFERENCE = ("dpmpp_2m", 32)  # what all others are compared with
 ALSO_LONG = ("ddim",)  # measured at 32 evaluations too
 RATIOS = ("energy_score", "minJADE", "minADE", "spread")
+PER_AGENT = ("minADE", "minFDE", "collision")  # means over agents; all others over windows
 ROUNDS = 2000  # of the bootstrap
 TIMED_SCENES = 16
 
@@ -113,16 +114,19 @@ def measure(sample: Tensor, batch: SceneBatch, task: Task) -> dict[str, np.ndarr
     """Every measure, one float64 per window; NaN where no agent is scored."""
     count = batch.scored & batch.mask & batch.fut_valid[..., -1]
     look = count[..., None] & batch.fut_valid
-    hit = collisions(sample, batch, batch.fut_valid).hit.any(-1).double()
-    values = {name: v for name, v in task.adapter.validate(sample, batch).items()}
-    values |= {
-        "spread": metrics.spread(sample, look),
-        "collision": metrics.world_mean(hit, count).mean(-1),
-        "infeasible": infeasible(sample, batch, batch.fut_valid).per_sample().mean(-1),
-        "n_agents": count.sum(-1),
-    }
+    values = dict(task.adapter.validate(sample, batch))
+    values |= {"spread": metrics.spread(sample, look), "n_agents": count.sum(-1)} | rates(sample, batch)
     none = ~count.any(-1)
     return {n: v.double().masked_fill(none & (n != "n_agents"), torch.nan).numpy() for n, v in values.items()}
+
+
+def rates(sample: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
+    """What is wrong with samples as driving, over the recorded steps as in `seqdiff evaluate`, b each: share of the scored agents
+    that collide, share of (agent, step) beyond a limit."""
+    count = batch.scored & batch.mask & batch.fut_valid[..., -1]
+    hit = collisions(sample, batch, batch.fut_valid).hit.any(-1).double()
+    broken = infeasible(sample, batch, batch.fut_valid).per_sample()
+    return {"collision": metrics.world_mean(hit, count).mean(-1), "infeasible": broken.mean(-1)}
 
 
 # ---- all windows ----------------------------------------------------------------------------------------------------
@@ -130,12 +134,13 @@ def measure(sample: Tensor, batch: SceneBatch, task: Task) -> dict[str, np.ndarr
 
 def run(
     found: Sequence[Method], data: TrajectoryData, split: str, limit: int | None, k: int, seed: int
-) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
-    """Each method's measures on every window, and the block that a window belongs to: windows of a recording that
-    overlap in time are no independent evidence, and are resampled together."""
+) -> tuple[list[dict[str, np.ndarray]], dict[str, np.ndarray], np.ndarray]:
+    """Each method's measures on every window, the recording's own rates, and the block that a window belongs to: windows of a
+    recording that overlap in time are no independent evidence, and are resampled together."""
     parts: list[list[dict[str, np.ndarray]]] = [[] for _ in found]
     blocks: dict[tuple[str, int], int] = {}
     block: list[int] = []
+    own: list[dict[str, np.ndarray]] = []
     batches = data.eval_batches(split, limit)
     with torch.no_grad(), tqdm(total=batches.n_items * len(found), desc="measuring", unit="scene") as bar:
         done = 0
@@ -150,9 +155,10 @@ def run(
                     )
                 part.append(measure(sample, batch, method.task))
                 bar.update(len(batch.scene_id))
+            own.append({n: v.numpy() for n, v in rates(batch.fut[:, None], batch).items()})
             done += len(batch.scene_id)
     values = [{n: np.concatenate([p[n] for p in part]) for n in part[0]} for part in parts]
-    return values, np.array(block)
+    return values, {n: np.concatenate([p[n] for p in own]) for n in own[0]}, np.array(block)
 
 
 def timings(found: Sequence[Method], data: TrajectoryData, split: str, k: int, scenes: int) -> list[float]:
@@ -205,13 +211,18 @@ def rows(
         for name, value in own.items():
             if name == "n_agents":
                 continue
-            by_agent = agents if name in ("minADE", "minFDE", "collision") else np.ones_like(agents)
-            ok = np.isfinite(value)
-            row[name] = float((value * by_agent)[ok].sum() / by_agent[ok].sum())
+            by_agent = agents if name in PER_AGENT else np.ones_like(agents)
+            row[name] = _mean(value, by_agent)
             if name in RATIOS:
                 row[f"{name}_ratio"] = ratio(value, first[name], block, by_agent)
         table.append(row)
     return table
+
+
+def _mean(value: np.ndarray, weight: np.ndarray) -> float:
+    """Over what is known."""
+    ok = np.isfinite(value)
+    return float((value * weight)[ok].sum() / weight[ok].sum())
 
 
 def compare(
@@ -227,12 +238,13 @@ def compare(
     task, others, config = load(teacher, students)
     data = TrajectoryData(**{**config["data"]["init_args"], "windows": _spec(config)})
     found = methods(task, others)
-    values, block = run(found, data, split, limit, k, seed)
+    values, recorded, block = run(found, data, split, limit, k, seed)
     agents = values[0]["n_agents"]
     return {
         "teacher": str(teacher), "students": {n: str(p) for n, p in students.items()}, "split": split, "k": k, "seed": seed,
         "windows": int((agents > 0).sum()), "windows_without_scored_agents": int((agents == 0).sum()),
         "agents": int(agents.sum()), "blocks": int(block.max()) + 1, "threads": torch.get_num_threads(),
+        "recorded": {n: _mean(v, agents if n in PER_AGENT else np.ones_like(agents)) for n, v in recorded.items()},
         "rows": rows(found, values, block, timings(found, data, split, k, TIMED_SCENES)),
     }  # fmt: skip
 

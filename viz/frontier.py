@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#dd4477", "#66aa00", "#b82e2e", "#316395")
 GREY = "#777777"
-STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:16px auto;max-width:1400px;color:#222}
+STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:0 auto;padding:16px;max-width:1400px;color:#222}
 h1{font-size:20px;margin:0 0 4px}p{margin:4px 0;max-width:90em}table{border-collapse:collapse;margin-top:12px}
 th,td{padding:2px 10px;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
@@ -51,24 +51,28 @@ class Panel:
 
 
 def figure(panels: Sequence[Panel], title: str = "") -> go.Figure:
-    """Panels side by side. A method has one colour in all of them, and one entry in the legend that shows and hides it."""
+    """Panels side by side, four of them in two rows. A method has one colour in all of them, and one entry in the legend that
+    shows and hides it."""
     if not panels:
         raise ValueError("no panel to draw: got 0, expected at least one")
-    fig = make_subplots(rows=1, cols=len(panels), subplot_titles=[p.title for p in panels], horizontal_spacing=0.06)
+    wide = 2 if len(panels) == 4 else len(panels)
+    deep = -(-len(panels) // wide)
+    fig = make_subplots(deep, wide, subplot_titles=[p.title for p in panels], horizontal_spacing=0.07)
     names = list(dict.fromkeys(line.name for p in panels for line in p.lines))
-    for col, panel in enumerate(panels, 1):
-        _levels(fig, panel, col)
+    for i, panel in enumerate(panels):
+        place = {"row": i // wide + 1, "col": i % wide + 1}
+        _levels(fig, panel, place, not i)
         for line in panel.lines:
-            fig.add_trace(_trace(line, COLOURS[names.index(line.name) % len(COLOURS)], col == 1), row=1, col=col)
-        fig.update_xaxes(title_text=panel.x_label, type="log", row=1, col=col)
+            fig.add_trace(_trace(line, COLOURS[names.index(line.name) % len(COLOURS)], not i), **place)
+        fig.update_xaxes(title_text=panel.x_label, type="log", **place)
         if panel.ticks:
-            fig.update_xaxes(tickvals=list(panel.ticks), ticktext=[f"{t:g}" for t in panel.ticks], row=1, col=col)
-        fig.update_yaxes(title_text=panel.y_label, type="log" if panel.log_y else "linear", row=1, col=col)
+            fig.update_xaxes(tickvals=list(panel.ticks), ticktext=[f"{t:g}" for t in panel.ticks], **place)
+        fig.update_yaxes(title_text=panel.y_label, type="log" if panel.log_y else "linear", **place)
         if panel.log_y:
-            fig.update_yaxes(dtick="D2", row=1, col=col)
+            fig.update_yaxes(dtick="D2", **place)
     fig.update_layout(
-        title=title, template="plotly_white", height=520, margin={"l": 60, "r": 20, "t": 60, "b": 40},
-        legend={"orientation": "h", "y": -0.18}, hovermode="closest",
+        title=title, template="plotly_white", height=80 + 420 * deep, margin={"l": 60, "r": 20, "t": 60, "b": 40},
+        legend={"orientation": "h", "y": -0.2 / deep}, hovermode="closest",
     )  # fmt: skip
     return fig
 
@@ -86,24 +90,24 @@ def _trace(line: Line, colour: str, legend: bool) -> go.Scatter:
     )  # fmt: skip
 
 
-def _levels(fig: go.Figure, panel: Panel, col: int) -> None:
+def _levels(fig: go.Figure, panel: Panel, place: dict[str, int], legend: bool) -> None:
     """The horizontal line and the target bands, below the methods."""
     xs = [x for line in panel.lines for x in line.x if x > 0 and math.isfinite(x)]
     if panel.level is not None and xs:
         value, name = panel.level
         fig.add_trace(
             go.Scatter(
-                x=[min(xs) / 1.1, max(xs) * 1.1], y=[value, value], mode="lines", name=html.escape(name), showlegend=col == 1,
+                x=[min(xs) / 1.1, max(xs) * 1.1], y=[value, value], mode="lines", name=html.escape(name), showlegend=legend,
                 legendgroup="level", line={"color": GREY, "width": 1, "dash": "dash"},
-            ), row=1, col=col,
+            ), **place,
         )  # fmt: skip
     for i, (x, bottom, top) in enumerate(panel.bands):
         fig.add_trace(
             go.Scatter(
                 x=[x / 1.15, x * 1.15, x * 1.15, x / 1.15], y=[bottom, bottom, top, top], fill="toself", mode="lines",
                 line={"width": 0}, fillcolor="rgba(16,150,24,.18)", name="target", legendgroup="target",
-                showlegend=col == 1 and i == 0, hoverinfo="skip",
-            ), row=1, col=col,
+                showlegend=legend and i == 0, hoverinfo="skip",
+            ), **place,
         )  # fmt: skip
 
 

@@ -226,6 +226,7 @@ def test_scenes_are_measured_on_the_same_windows_and_seeds(
     assert rows["teacher, ddim", 1]["energy_score"] == pytest.approx(
         rows["teacher, dpmpp_2m", 1]["energy_score"], rel=1e-6
     )
+    assert found["recorded"] == {"collision": 0, "infeasible": 0}  # three lanes apart, at constant speeds
     assert found["windows"] == 4 and found["agents"] == 12 and found["blocks"] >= 2
     assert all(r["ms"] > 0 and 0 <= r["collision"] <= 1 for r in found["rows"])
     page = (tmp_path / "out" / "frontier.html").read_text()
