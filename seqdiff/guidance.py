@@ -179,6 +179,11 @@ class EnergyDescent:
             with torch.inference_mode(False), torch.enable_grad():
                 at = z.clone().requires_grad_()
                 x0 = denoiser(at, t)
+                if not x0.requires_grad:
+                    raise ValueError(
+                        "energy guidance through the net got a denoiser without a gradient: put it before guides that move x0, and "
+                        "prepare the condition outside torch.inference_mode"
+                    )
                 return self.descend(x0.detach(), lambda g: torch.autograd.grad(x0, at, g, retain_graph=True)[0])
 
         return guided

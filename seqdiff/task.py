@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seqdiff import checkpoint
 from seqdiff.dit import DiT
-from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill
+from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill, weighted
 from seqdiff.noise import NOISE
 from seqdiff.objectives import Objective
 from seqdiff.path import Grid, Path, check_times, time_grid
@@ -330,16 +330,23 @@ class Task(L.LightningModule):
                 f"sampler.guidance is {c.guidance:g}, but the model never saw a dropped context in training: train with "
                 "model.objective.init_args.context_drop=0.1, or leave guidance at 1"
             )
-        return ClassifierFree(self.denoiser(cond.drop()), c.guidance, c.guidance_interval, c.guidance_rescale, cond.mask)
+        return ClassifierFree(
+            self.denoiser(cond.drop()), c.guidance, c.guidance_interval, c.guidance_rescale, cond.mask
+        )
 
     def _descents(self, batch: Any, c: Sampler, times: list[float], constraints: Any) -> list[EnergyDescent]:
-        """What guides every item near the end, then the wishes, which leave items that none is for as they are."""
-        out = []
-        if c.energy_iterations:
+        """The wishes, which leave items that none is for as they are, then what guides every item near the end."""
+        out: list[EnergyDescent] = []
+        energy = self.adapter.energy(batch) if c.energy_iterations else None
+        if (
+            constraints is not None
+        ):  # which future it is to be is decided near noise already, and the others are to follow
+            wishes = self.adapter.energy(batch, constraints)
+            out.append(EnergyDescent(wishes, 24, max_step=1.0, below=1.0, through_net=True))
+            energy = energy and weighted([energy, wishes], [1.0, 1.0])
+        if energy is not None:
             # the last evaluation is always guided, however few steps there are
-            out.append(EnergyDescent(self.adapter.energy(batch), c.energy_iterations, below=max(0.3, times[-2])))
-        if constraints is not None:  # which future it is to be is decided near noise already
-            out.append(EnergyDescent(self.adapter.energy(batch, constraints), 40, max_step=1.0, below=1.0))
+            out.append(EnergyDescent(energy, c.energy_iterations, below=max(0.3, times[-2])))
         return out
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
