@@ -15,12 +15,12 @@ from torch import Tensor
 
 from seqdiff import checkpoint
 from seqdiff.dit import DiT
+from seqdiff.edit import Sampling
 from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill, weighted
 from seqdiff.noise import NOISE
 from seqdiff.objectives import Objective
 from seqdiff.path import Grid, Path, check_times, time_grid
-from seqdiff.sample import sample
-from seqdiff.steps import FLOW_MAP_STEPS, find_step
+from seqdiff.steps import find_step
 from seqdiff.types import Cond, Denoiser, DomainModule, Draw, FlowMap, Guide, as_seeds
 
 
@@ -120,7 +120,7 @@ class Task(L.LightningModule):
                 raise ValueError(
                     f"model.net has {name} {getattr(net, name)} and model.adapter {getattr(adapter, name)}; set them alike"
                 )
-        if find_step(sampler.step).step in FLOW_MAP_STEPS and not objective.few_step:
+        if find_step(sampler.step).student and not objective.few_step:
             raise ValueError(
                 f"sampler.step is {sampler.step}, but {type(objective).__name__} trains no jumps: set objective=mean_flow, "
                 "distill or best_of_k, or another sampler"
@@ -255,7 +255,31 @@ class Task(L.LightningModule):
         constraints: Any = None,
         guides: Sequence[Guide] = (),
     ) -> Draw:
-        """k samples per item in latents.
+        """k samples per item in latents. Arguments and errors as in `sampling`."""
+        again, start = self.sampling(
+            batch, k=k, seed=seed, first_item=first_item, sampler=sampler, known=known, constraints=constraints,
+            guides=guides,
+        )  # fmt: skip
+        out = again.run(start)
+        descent = next((g for g in reversed(again.guides) if isinstance(g, EnergyDescent)), None)
+        if descent is None or descent.before is None or descent.after is None:
+            return out
+        return replace(out, energy=(descent.before, descent.after))
+
+    @torch.no_grad()
+    def sampling(
+        self,
+        batch: Any,
+        *,
+        k: int,
+        seed: int,
+        first_item: int = 0,
+        sampler: Sampler | None = None,
+        known: tuple[Tensor, Tensor] | None = None,
+        constraints: Any = None,
+        guides: Sequence[Guide] = (),
+    ) -> tuple[Sampling, Draw]:
+        """How k samples per item are drawn, and the noise they start from: what `seqdiff.edit` takes; `run` draws them.
 
         Args:
             batch: of the domain's data module.
@@ -281,21 +305,13 @@ class Task(L.LightningModule):
             cond = replace(cond, guidance=torch.full((len(cond.ctx),), c.guidance, device=self.device))
         elif c.guidance != 1:
             all_guides.append(self._classifier_free(cond, c))
-        all_guides += list(guides)
         times = self.times(c)
-        descents = self._descents(batch, c, times, constraints)
-        all_guides += descents
-        descent = descents[-1] if descents else None
+        all_guides += [*guides, *self._descents(batch, c, times, constraints)]
         if known is not None:
             all_guides.append(Infill(known[0], known[1], start.z, self.objective.path))
         claim = find_step(c.step)
-        model = self.flow_map(cond) if claim.step in FLOW_MAP_STEPS else self.denoiser(cond)
-        out = sample(
-            model, start, times, path=self.objective.path, step=claim.step, guides=all_guides, seeds=seeds
-        )  # fmt: skip
-        if descent is None or descent.before is None or descent.after is None:
-            return out
-        return replace(out, energy=(descent.before, descent.after))
+        model = self.flow_map(cond) if claim.student else self.denoiser(cond)
+        return Sampling(model, self.objective.path, claim.step, times, all_guides, seeds), start
 
     def times(self, c: Sampler) -> list[float]:
         """The sampler's times, from t_max to 0.

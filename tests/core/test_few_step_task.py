@@ -14,6 +14,7 @@ from seqdiff.dit import DiT
 from seqdiff.domains.trajectory.adapter import TrajectoryAdapter
 from seqdiff.domains.trajectory.data import TrajectoryData
 from seqdiff.domains.trajectory.windows import WindowSpec
+from seqdiff.edit import redraw
 from seqdiff.objectives import FlowMatching
 from seqdiff.students import Distill, MeanFlow
 from seqdiff.task import Sampler, Task
@@ -143,3 +144,19 @@ def test_explicit_times_reach_the_net_as_given(tiny_run, tiny_store):
         Sampler("ddim", 3, times=(1.0, 0.5, 0.0))
     with pytest.raises(ValueError, match="decrease strictly"):
         Sampler("ddim", 2, times=(1.0, 1.0, 0.0))
+
+
+def test_a_drawn_scene_is_edited_with_the_same_noise(tiny_run, tiny_store):
+    """The public way from a task to `seqdiff.edit`: one agent's latent is changed and kept, the others are drawn again."""
+    task, config = load_task(find(tiny_run))
+    batch = batch_of(config, tiny_store)
+    again, start = task.sampling(batch, k=3, seed=0)
+    plain = task.draw(batch, k=3, seed=0).z
+    assert torch.equal(again.run(start).z, plain)
+    mask = torch.zeros_like(plain, dtype=torch.bool)
+    mask[:, :, 0] = True
+    before, after = redraw(again, start, plain + 0.5, mask)
+    torch.testing.assert_close(before.z, plain)
+    assert torch.equal(after.z[:, :, 0], plain[:, :, 0] + 0.5)
+    same, unchanged = redraw(again, start, plain, mask)
+    assert torch.equal(same.z, unchanged.z)
