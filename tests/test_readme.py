@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seqdiff.cli import COMMANDS, LIGHTNING, parse
+from seqdiff.cli import COMMANDS, LIGHTNING, REQUESTS, parse
 from seqdiff.compose import UsageError, compose, leaves
 from seqdiff.fit import split_arguments
 
@@ -55,7 +55,7 @@ def check(line: str) -> None:
             raise UsageError(f"{command} needs run=")
     elif command in COMMANDS:
         parse(command, [a for a in args if not a.startswith("domain=")] + ([] if command == "bench" else ["domain=trajectory"])
-              if command != "sample" else args)  # fmt: skip
+              if command not in REQUESTS else args)  # fmt: skip
     else:
         raise UsageError(f"no command {command}")
 
