@@ -154,10 +154,10 @@ def scenes_page(found: dict[str, Any]) -> tuple[list[Panel], list[str], list[lis
     panels.append(Panel("Energy score", "ms a scene", label, lines, level))
     lines = _lines(shown, lambda r: r["evaluations"], lambda r: r["spread_ratio"], lambda r: r["student"])
     panels.append(Panel("Spread", "evaluations", label, lines, level, [(x, 0.9, 1.1) for x, _ in TARGETS], ticks=TICKS))
-    rates = ", ".join(f"{100 * v:.2f} % {n}" for n, v in found["recorded"].items())
+    recorded = ", ".join(f"{100 * v:.2f} % {n}" for n, v in found["recorded"].items())
     notes = [
         f"Split {found['split']}: {found['windows']} windows, {found['agents']} scored agents, {found['k']} samples each; "
-        f"{found['windows_without_scored_agents']} windows without a scored agent left out. The recording itself: {rates}.",
+        f"{found['windows_without_scored_agents']} windows without a scored agent left out. The recording itself: {recorded}.",
         f"Ratios to {name}, same windows and seeds, with 95 % bootstrap intervals over "
         f"{found['blocks']} blocks of windows (windows that overlap in time are drawn together). Energy guidance off.",
         f"ms: median from one scene to its {found['k']} decoded futures, {found['threads']} thread(s).",
