@@ -243,9 +243,11 @@ class BestOfK(Objective):
     Args:
         path, prediction, context_drop, known: see Objective.
         k: end points of each item.
-        joint: True: the error of an end point is its mean over all tokens of the item, and one k serves the whole scene.
-        False: each
-            token has its own best, and its own energy score: better marginal coverage, worse joint samples.
+        joint: True: half of the energy score is that of the item as a whole, with one distance over all its tokens,
+        which alone sees
+            what goes with what; the other half is the tokens' mean, better conditioned where there are many. One end
+            point has to be
+            the best for the whole item. False: every token by itself: better marginal coverage, wrong combinations.
         starts: 0 = drawn noise; m > 0 = m learned starts with learned masses, the same for every token of an item, at
         most m samples.
         best, energy, instant: weights of the three terms.
@@ -322,22 +324,31 @@ class BestOfK(Objective):
             size = (scale.square().mean(-1) * weight).sum() / weight.sum().clamp_min(1e-9)
             unit = (scale / size.sqrt().clamp_min(1e-9))[:, None]
             z, z0 = z * unit, z0 * unit
-        error = _length(z - z0)  # b k n
-        apart = _length(z[:, :, None] - z[:, None])  # b k k n
-        each = weight[:, None].expand_as(error)
-        k = z.shape[1]
+        off, apart = (z - z0).square().mean(-1), (z[:, :, None] - z[:, None]).square().mean(-1)  # b k n, b k k n
+        score = self._energy_score(_root(off), _root(apart), weight)
         if self.joint:
-            of_one = token_mean(error, each)  # b k
-            least, which = of_one.min(1)
+            whole = weight[:, None].expand_as(off)
+            pairs = weight[:, None, None].expand_as(apart)
+            both = self._energy_score(
+                _root(token_mean(off, whole))[..., None], _root(token_mean(apart, pairs))[..., None],
+                torch.ones_like(weight[:, :1])
+            )  # fmt: skip
+            score = 0.5 * (score + both)
+            least, which = token_mean(_root(off), whole).min(1)
         else:
-            least, which = token_mean(error.amin(1), weight), None
-        spread = token_mean(apart.sum((1, 2)), weight) / (k * (k - 1))
-        score = token_mean(error.mean(1), weight) - 0.5 * spread
+            least, which = token_mean(_root(off).amin(1), weight), None
         loss = self.energy * score + self.best * least
         if chosen is not None and which is not None:
             log_mass = torch.log_softmax(self.mass, 0)[chosen]
             loss = loss - 0.1 * log_mass.gather(1, which[:, None])[:, 0]
         return loss
+
+    @staticmethod
+    def _energy_score(error: Tensor, apart: Tensor, weight: Tensor) -> Tensor:
+        """Mean error less half the mean distance of different end points: error b k n, apart b k k n, weight b n -> b."""
+        k = error.shape[1]
+        spread = token_mean(apart.sum((1, 2)), weight) / (k * (k - 1))
+        return token_mean(error.mean(1), weight) - 0.5 * spread
 
     def _drawn(self, z0: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor | None]:
         """Starts b k n d and, where they are learned, which ones."""
@@ -367,6 +378,6 @@ class BestOfK(Objective):
         return Draw(z.detach().clone(), log_weight.detach().expand(b, k).clone())
 
 
-def _length(x: Tensor) -> Tensor:
-    """Euclidean length over the last axis, with a gradient at 0, per channel so that it does not grow with their number."""
-    return (x.square().mean(-1) + 1e-8).sqrt()
+def _root(square: Tensor) -> Tensor:
+    """Square root with a gradient at 0."""
+    return (square + 1e-8).sqrt()

@@ -170,7 +170,10 @@ def test_the_score_of_a_set_by_hand():
 
     assert value(True, 1.0, 0.0) == pytest.approx(0.5, abs=1e-3)
     assert value(False, 1.0, 0.0) == pytest.approx((1 + 0) / 2, abs=1e-3)
-    assert value(True, 0.0, 1.0) == pytest.approx((0.5 + 1.5) / 2 - 0.5 * 2, abs=1e-3)
+    assert value(False, 0.0, 1.0) == pytest.approx((0.5 + 1.5) / 2 - 0.5 * 2, abs=1e-3)
+    # as a whole, root mean square over the tokens: sqrt(1/2) and sqrt(5/2) off, 2 apart
+    whole = (math.sqrt(0.5) + math.sqrt(2.5)) / 2 - 0.5 * 2
+    assert value(True, 0.0, 1.0) == pytest.approx((0 + whole) / 2, abs=1e-3)
     assert value(True, 1.0, 0.0, torch.tensor([[1.0, 0.0]])) == pytest.approx(1.0, abs=1e-3)
     # channels of another size: token a counts in its own units, all sizes relative to their mean square
     scale = torch.tensor([[[2.0], [1.0]]])
@@ -179,7 +182,7 @@ def test_the_score_of_a_set_by_hand():
 
 
 def test_the_best_of_a_joint_set_is_one_end_point_for_all_tokens():
-    """End point 1 is right for token a, end point 2 for token b: jointly the better one is off by .5 on average, marginally by 0."""
+    """End point 1 is right for token a, end point 2 for token b: jointly either is off by .5, marginally by 0."""
     z = torch.tensor([[[[1.0], [1.0]], [[0.0], [0.0]]]])
     z0 = torch.tensor([[[[1.0], [0.0]]]])
     joint, marginal = (
@@ -203,6 +206,21 @@ def test_the_energy_term_is_least_at_the_true_spread_and_the_best_of_k_alone_is_
         assert scores[-1] == pytest.approx(expected, abs=0.012)
     assert scores[1] < min(scores[0], scores[2])
     assert least[2] < least[1]  # wider than the law is rewarded: coverage alone is no probability
+
+
+def test_only_the_joint_score_sees_which_token_goes_with_which():
+    """Two tokens that are always equal, against sets with the same marginals and independent tokens."""
+    g = torch.Generator().manual_seed(0)
+    b, k = 5000, 6
+    sides = torch.randint(0, 2, (b, k + 1, 1, 1), generator=g).float().expand(b, k + 1, 2, 1) * 2 - 1
+    right, z0 = sides[:, :k], sides[:, k:]
+    wrong = torch.cat([right[:, :, :1], right[:, torch.randperm(k, generator=g), 1:]], 2)
+
+    def score(z: Tensor, joint: bool) -> float:
+        return BestOfK(k=k, joint=joint).of_set(z, z0, torch.ones(b, 2)).mean().item()
+
+    assert score(wrong, False) == pytest.approx(score(right, False), abs=1e-4)
+    assert score(wrong, True) > score(right, True) + 0.008
 
 
 def test_learned_starts_come_by_mass_and_their_weights_average_to_one():
@@ -248,5 +266,5 @@ def test_revealed_parts_are_data_and_never_tokens_without_weight():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make):
-    with pytest.raises(ValueError, match="expected|linear path"):
+    with pytest.raises(ValueError, match=r"expected|linear path"):
         make()
