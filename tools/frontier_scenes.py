@@ -114,30 +114,10 @@ def measure(sample: Tensor, batch: SceneBatch, task: Task) -> dict[str, np.ndarr
     """Every measure, one float64 per window; NaN where no agent is scored."""
     count = batch.scored & batch.mask & batch.fut_valid[..., -1]
     look = count[..., None] & batch.fut_valid
-    of_agents = dict(task.adapter.validate(sample, batch))
-    values = of_agents | {
-        "energy_score": energy_score(sample, batch.fut, look),
-        "energy_score_agents": of_agents["energy_score"],
-    }
+    values = dict(task.adapter.validate(sample, batch))
     values |= {"spread": metrics.spread(sample, look), "n_agents": count.sum(-1)} | rates(sample, batch)
     none = ~count.any(-1)
     return {n: v.double().masked_fill(none & (n != "n_agents"), torch.nan).numpy() for n, v in values.items()}
-
-
-def energy_score(sample: Tensor, truth: Tensor, look: Tensor) -> Tensor:
-    """Energy score of whole scenes (Gneiting & Raftery 2007), b: the norm goes over all agents and steps at once, so that it sees
-    which agent's future goes with which other's; a mean of the agents' own distances would not.
-
-    sample: b k a t 3, truth: b a t 3, look: bool b a t. Divided by the root of the number of (agent, step), so that it reads as
-    metres; without the bias of V-statistics (pairs of different samples), k >= 2."""
-    b, k = sample.shape[:2]
-    v = look.reshape(b, 1, -1, 1)
-    zero = torch.zeros((), dtype=torch.float64)
-    x = torch.where(v, sample[..., :2].reshape(b, k, -1, 2).double(), zero).flatten(2)
-    y = torch.where(v, truth[..., :2].reshape(b, 1, -1, 2).double(), zero).flatten(2)
-    error = (x - y).norm(dim=-1).mean(-1)
-    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2)) / (k * (k - 1))
-    return (error - 0.5 * apart) / look.sum((1, 2)).clamp_min(1).sqrt()
 
 
 def rates(sample: Tensor, batch: SceneBatch) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from seqdiff.domains.trajectory.constraints import Constraints
 from seqdiff.domains.trajectory.energies import energies
 from seqdiff.domains.trajectory.guides import Validity
 from seqdiff.domains.trajectory.kinematics import velocity
+from seqdiff.domains.trajectory.metrics import sample_energy_score
 from seqdiff.domains.trajectory.scene import AGENT_TYPES, MAP_KINDS, SIGNAL_STATES
 from seqdiff.types import Cond, DomainModule
 
@@ -334,22 +335,19 @@ class TrajectoryAdapter(DomainModule):
 
     def validate(self, sample: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
         """Marginal and joint minimum errors over all k samples, and the energy score of the joint samples (Gneiting &
-        Raftery 2007, in the mean displacement of the scored agents; k >= 2): metres, lower is better, b."""
+        Raftery 2007; one norm over the steps of all scored agents, so that it sees who goes with whom; k >= 2): metres, lower is
+        better, b."""
         error = (sample[..., :2] - batch.fut[:, None, ..., :2]).norm(dim=-1)
         weight = batch.scored[:, None].to(error.dtype)
         agents = weight.sum(-1).clamp_min(1)
         ade, fde = error.mean(-1), error[..., -1]
-        k = sample.shape[1]
-        apart = torch.stack(
-            [(sample[:, :, ..., :2] - sample[:, i : i + 1, ..., :2]).norm(dim=-1).mean(-1) for i in range(k)]
-        )
-        spread = (apart * weight).sum(-1).div(agents).sum((0, 2)) / max(k * (k - 1), 1)
+        look = batch.scored[..., None].expand(batch.fut.shape[:3])
         return {
             "minADE": (ade.amin(1) * weight[:, 0]).sum(-1) / agents[:, 0],
             "minFDE": (fde.amin(1) * weight[:, 0]).sum(-1) / agents[:, 0],
             "minJADE": ((ade * weight).sum(-1) / agents).amin(1),
             "minJFDE": ((fde * weight).sum(-1) / agents).amin(1),
-            "energy_score": ((ade * weight).sum(-1) / agents).mean(1) - 0.5 * spread,
+            "energy_score": sample_energy_score(sample, batch.fut, look),
         }
 
 

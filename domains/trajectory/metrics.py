@@ -160,6 +160,22 @@ def energy_score(
     return (to_truth - 0.5 * between) / v.sum(-1).to(pred.dtype).sqrt().masked_fill(~v.any(-1), torch.nan)
 
 
+def sample_energy_score(sample: Tensor, truth: Tensor, look: Tensor) -> Tensor:
+    """`energy_score` of i.i.d. samples as an estimate for their law, b: without the bias that the samples' distance 0 to themselves
+    brings, so that it does not depend on k. The norm goes over all agents and steps at once, so that it sees
+    which agent's future goes with which other's; a mean of the agents' own distances would not.
+
+    sample: b k a t 3, truth: b a t 3, look: bool b a t; k >= 2. Metres."""
+    b, k = sample.shape[:2]
+    v = look.reshape(b, 1, -1, 1)
+    zero = torch.zeros((), dtype=torch.float64)
+    x = torch.where(v, sample[..., :2].reshape(b, k, -1, 2).double(), zero).flatten(2)
+    y = torch.where(v, truth[..., :2].reshape(b, 1, -1, 2).double(), zero).flatten(2)
+    error = (x - y).norm(dim=-1).mean(-1)
+    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2)) / (k * (k - 1))
+    return (error - 0.5 * apart) / look.sum((1, 2)).clamp_min(1).sqrt()
+
+
 def spread(pred: Tensor, valid: Tensor) -> Tensor:
     """Diversity: mean scene distance between two different samples, metres -> float64 [b]; NaN with fewer than two.
 

@@ -217,3 +217,17 @@ def test_pedestrians_meet_between_frames():
     assert m.pedestrian_collisions(pred[:, :, :1], count[:, :1]).item() == 0.0
     together = torch.stack([through, through + 0.1])[None, None]  # same velocity: no relative motion
     assert m.pedestrian_collisions(together, torch.ones(1, 2, dtype=torch.bool)).item() == 1.0
+
+
+def test_energy_score_sees_which_agent_goes_with_which():
+    look = torch.ones(1, 1, 1, dtype=torch.bool)
+    one = torch.tensor([1.0, 3.0]).view(1, 2, 1, 1, 1) * torch.tensor([1.0, 0.0, 0.0])
+    # errors 1 and 3, 2 apart: 2 - 1/2 x 2
+    assert float(m.sample_energy_score(one, torch.zeros(1, 1, 1, 3), look)) == pytest.approx(1.0)
+    # truth (1, 1); worlds (1, 1), (-1, -1) against (1, -1), (-1, 1): the same futures of each agent, sqrt(8) apart.
+    # errors 0, sqrt(8) against 2, 2; divided by sqrt(2 agents)
+    truth = torch.tensor([1.0, 1.0]).view(1, 2, 1, 1) * torch.tensor([1.0, 0.0, 0.0])
+    look = torch.ones(1, 2, 1, dtype=torch.bool)
+    for worlds, expected in (([[1, 1], [-1, -1]], 0.0), ([[1, -1], [-1, 1]], (2 - 8**0.5 / 2) / 2**0.5)):
+        x = torch.tensor(worlds, dtype=torch.float32).view(1, 2, 2, 1, 1) * torch.tensor([1.0, 0.0, 0.0])
+        assert float(m.sample_energy_score(x, truth, look)) == pytest.approx(expected, abs=1e-6)
