@@ -12,7 +12,7 @@ from seqdiff.domains.trajectory.adapter import TrajectoryAdapter
 from seqdiff.objectives import FlowMatching
 from seqdiff.task import Sampler, Task
 from seqdiff.tools.bench import random_scene
-from seqdiff.tools.infill import mover, rows
+from seqdiff.tools.infill import chosen, rows
 from seqdiff.types import Cond
 
 
@@ -25,15 +25,18 @@ def small_task(inputs: tuple[str, ...]) -> Task:
     return Task(adapter, net, FlowMatching(), Sampler(steps=2)).eval()
 
 
-def test_the_mover_is_the_scored_agent_that_goes_farthest():
+def test_who_is_given_goes_farthest_or_is_every_second():
     batch = random_scene(4, 5, 10, 8, 0.1)
     gone = (batch.fut[0, :, -1, :2] - batch.hist[0, :, -1, :2]).norm(dim=-1)
-    assert mover(batch)[0].item() == gone.argmax().item() and mover(batch)[1].all()
+    order = gone.argsort(descending=True)
+    given, ok = chosen(batch, half=False)
+    assert given[0].nonzero().flatten().tolist() == [order[0].item()] and ok.all()
+    assert set(chosen(batch, half=True)[0][0].nonzero().flatten().tolist()) == {order[0].item(), order[2].item()}
     scored = batch.scored.clone()
-    scored[0, gone.argmax()] = False
-    assert mover(replace(batch, scored=scored))[0].item() == gone.argsort()[-2].item()
-    scored[0, 1:] = False
-    assert not mover(replace(batch, scored=scored))[1].any()  # no other one left to measure
+    scored[0, order[0]] = False
+    assert chosen(replace(batch, scored=scored), half=False)[0][0, order[1]]
+    scored[0, order[1:3]] = False
+    assert not chosen(replace(batch, scored=scored), half=True)[1].any()  # no other one left to measure
 
 
 def test_the_given_part_is_exact_and_only_the_others_are_measured():
@@ -44,7 +47,7 @@ def test_the_given_part_is_exact_and_only_the_others_are_measured():
     assert table[1]["energy_score"] != table[2]["energy_score"]
     assert [r["given"] for r in rows(small_task(()), [batch], [2], 3)] == ["nothing", "replacement"]
     # what the given agent itself does is in no measure: another truth of it changes nothing where nothing is given
-    at = mover(batch)[0].item()
+    at = int(chosen(batch, half=False)[0][0].nonzero())
     moved = batch.fut.clone()
     moved[0, at] += 3 * (moved[0, at] - batch.hist[0, at, -1])
     assert rows(small_task(()), [replace(batch, fut=moved)], [2], 3)[0] == pytest.approx(
