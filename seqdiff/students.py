@@ -135,7 +135,7 @@ class Distill(Objective):
         self,
         path: Path = Path(),  # noqa: B008 (frozen)
         prediction: Prediction = "v",
-        step: str = "dpmpp_2m",
+        step: str = "ab2",
         steps: int = 8,
         t_max: float = 1.0,
         draws: int = 4,

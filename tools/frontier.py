@@ -30,9 +30,9 @@ from seqdiff.viz.frontier import Line, Panel, figure, write_page
 
 # How the students of --train are trained: further arguments of `seqdiff fit`, beside the set's own.
 STUDENTS: dict[str, tuple[str, ...]] = {
+    "best_of_k": ("objective=best_of_k", "trainer.max_steps=1500"),
     "distill": ("objective=distill", "trainer.max_steps=1000"),
-    "mean_flow": ("objective=mean_flow", "trainer.max_steps=1000"),
-    "best_of_k": ("objective=best_of_k", "trainer.max_steps=1000"),
+    "mean_flow": ("objective=mean_flow", "trainer.max_steps=1500"),
 }
 TARGETS = ((1.0, 1.05), (2.0, 1.02))  # evaluations -> energy score and minJADE relative to the 32-step teacher's
 TICKS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -40,21 +40,24 @@ TICKS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 @dataclass(frozen=True)
 class SceneSet:
-    """A set of recorded scenes. fit: of teacher and students; store: None = --data prepared into OUT/stores."""
+    """A set of recorded scenes. fit: of teacher and students; store: None = --data prepared into OUT/stores; student: further
+    arguments of students, which start where their training started."""
 
     fit: tuple[str, ...]
     store: str | None
+    student: tuple[str, ...] = ()
 
 
 SETS = {
     "traffic": SceneSet(("experiment=traffic", "model.sampler.energy_iterations=0"), "embedded"),
-    "eth_ucy": SceneSet(("experiment=eth_ucy",), None),
+    "eth_ucy": SceneSet(("experiment=eth_ucy",), None, ("model.sampler.shift=1.0",)),
 }
 
 
 def student_arguments(set_name: str, name: str, teacher: Path, store: str) -> tuple[str, ...]:
     """Arguments of `seqdiff fit` for one of STUDENTS."""
-    return (*SETS[set_name].fit, f"store={store}", "sampler=flow_map", f"init={teacher}", *STUDENTS[name])
+    which = SETS[set_name]
+    return (*which.fit, f"store={store}", "sampler=flow_map", f"init={teacher}", *which.student, *STUDENTS[name])
 
 
 def train_missing(args: argparse.Namespace) -> tuple[Path, dict[str, Path]]:
