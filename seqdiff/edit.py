@@ -31,6 +31,7 @@ class Sampling:
     guides: Sequence[Guide] = ()
     seeds: Seeds | None = None
 
+    @torch.no_grad()
     def run(self, start: Draw, extra: Sequence[Guide] = ()) -> Draw:
         """From a start at times[0], with further guides outermost."""
         guides = [*self.guides, *extra]
