@@ -65,7 +65,8 @@ def keep_clear(futures: Tensor, batch: SceneBatch, who: Tensor | None = None) ->
     uncovered. Steps EVERY_S apart are looked at: two agents that close in at v m/s come at most v EVERY_S / 2 - CLEARANCE
     into each other unseen between them. Pairs that touch already at t0 are left out.
 
-    futures: [b, k, a, t, 3]; who: bool [b, a], pairs with none of these are not looked at. Only pairs that come near in some sample cost time.
+    futures: [b, k, a, t, 3]; who: bool [b, a], pairs with none of these are not looked at. Only pairs that come near in
+    some sample cost time.
     """
     every = max(1, round(EVERY_S / batch.dt))
     x = futures[:, :, :, every - 1 :: every]

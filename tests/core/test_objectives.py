@@ -155,7 +155,7 @@ def test_times_follow_their_density():
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"context_drop": 1.0}, {"context_drop": -0.1}])
 def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected at least 1|expected shares in"):
+    with pytest.raises(ValueError, match=r"expected at least 1|expected shares in"):
         FlowMatching(**wrong)
 
 
