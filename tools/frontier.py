@@ -36,6 +36,7 @@ STUDENTS: dict[str, tuple[str, ...]] = {
 }
 TARGETS = ((1.0, 1.05), (2.0, 1.02))  # evaluations -> energy score and minJADE relative to the 32-step teacher's
 TICKS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+TICKS_MS = (5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,10 @@ def scenes_page(found: dict[str, Any]) -> tuple[list[Panel], list[str], list[lis
     level, label = (1.0, name), f"relative to {first['evaluations']} evaluations"
     for key, title in (("energy_score", "Energy score"), ("minJADE", f"minJADE{found['k']}")):
         lines = _lines(shown, lambda r: r["evaluations"], lambda r, k=key: r[f"{k}_ratio"], lambda r: r["student"])
-        bands = [(x, 2 - top, top) for x, top in TARGETS]
+        bands = [(x, 0.9, top) for x, top in TARGETS]
         panels.append(Panel(title, "evaluations", label, lines, level, bands, ticks=TICKS))
     lines = _lines(shown, lambda r: r["ms"], lambda r: r["energy_score_ratio"], lambda r: r["student"])
-    panels.append(Panel("Energy score", "ms a scene", label, lines, level))
+    panels.append(Panel("Energy score", "ms a scene", label, lines, level, ticks=TICKS_MS))
     lines = _lines(shown, lambda r: r["evaluations"], lambda r: r["spread_ratio"], lambda r: r["student"])
     panels.append(Panel("Spread", "evaluations", label, lines, level, [(x, 0.9, 1.1) for x, _ in TARGETS], ticks=TICKS))
     recorded = ", ".join(f"{100 * v:.2f} % {n}" for n, v in found["recorded"].items())
