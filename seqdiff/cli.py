@@ -136,6 +136,7 @@ class TuneRequest:
         split: of the store.
         k: futures per scene.
         scenes: of each of two batches, one to fit on and one to check on.
+        budget: samplings tried for each number of steps.
         seed: of the noise.
         store: another store than the one trained on.
     """
@@ -146,6 +147,7 @@ class TuneRequest:
     split: str = "val"
     k: int = 8
     scenes: int = 8
+    budget: int = 100
     seed: int = 0
     store: str | None = None
 
@@ -159,7 +161,7 @@ def tune_command(r: TuneRequest) -> Path:
 
     path, task, _, data = _load(r.ckpt, {"store": r.store, "eval_batch_size": r.scenes}, None)
     _check_split(data, r.split, 2 * r.scenes)
-    found = tune(task, list(data.eval_batches(r.split, 2 * r.scenes)), r.sampler, r.steps, r.k, r.seed)
+    found = tune(task, list(data.eval_batches(r.split, 2 * r.scenes)), r.sampler, r.steps, r.k, r.seed, r.budget)
     save(path, r.sampler, found)
     names = list(found[0].error)
     table = Table(

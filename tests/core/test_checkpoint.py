@@ -236,6 +236,7 @@ def test_a_crashed_run_goes_on_with_the_same_curve(step, every, long_args, long_
         assert all(torch.equal(a[part][n], b[part][n]) for n in b[part]), part
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_keeps_it(long_args, long_run, tmp_path, monkeypatch, capsys):
     run, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:

@@ -142,6 +142,7 @@ def test_choose_sampler_changes_what_is_given():
     assert [Sampler("dpmpp_2m", steps=n).evaluations for n in (1, 4)] == [1, 4]
 
 
+@pytest.mark.slow
 def test_likelihood_fills_log_prob_and_scores_the_record(base, draw, tiny_run, tiny_store):
     """The columns are those of Densities, whatever the batches; the futures are those drawn without."""
     from seqdiff.checkpoint import load_task

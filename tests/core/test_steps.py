@@ -102,7 +102,7 @@ def test_unipc_2_is_of_order_3_cold_as_well():
 def test_ipndm_4_is_of_order_4_on_steps_even_in_sigma():
     path, law, errors = Path("edm"), GAUSSIAN, []
     z_of = lambda sigma: 0.3 + 1.7 * math.sqrt(0.25 + sigma**2)  # noqa: E731  one trajectory of N(.3, .5^2)
-    for n in (120, 240):
+    for n in (240, 480):
         sigmas = [3 - 2.9 * i / n for i in range(-3, n + 1)]
         past = [torch.full((1, 1, 1, 1), 1.7 * s / math.sqrt(0.25 + s**2), dtype=F64) for s in sigmas[:3]]  # eps there
         z, memory = torch.full((1, 1, 1, 1), z_of(sigmas[3]), dtype=F64), past[::-1]

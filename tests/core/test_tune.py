@@ -28,9 +28,9 @@ def test_a_grid_is_learned_kept_and_found_by_name(copied, capsys):
     with pytest.raises(ValueError, match=r"no learned grid for ab2 in 3 steps.*seqdiff tune"):
         task.times(Sampler("ab2", 3, grid="learned"))
     before = {k: v.clone() for k, v in task.state_dict().items()}
-    assert main(["tune", f"ckpt={copied}", "sampler=ab2", "steps=[2,3]", "k=2", "scenes=2"]) == 0
+    assert main(["tune", f"ckpt={copied}", "sampler=ab2", "steps=[2,3]", "k=2", "scenes=2", "budget=4"]) == 0
     assert "learned" in capsys.readouterr().out
-    assert main(["tune", f"ckpt={copied}", "sampler=ddim", "steps=[2]", "k=2", "scenes=2"]) == 0
+    assert main(["tune", f"ckpt={copied}", "sampler=ddim", "steps=[2]", "k=2", "scenes=2", "budget=2"]) == 0
     task, _ = load_task(find(copied))
     assert sorted(task.grids) == ["ab2", "ddim"] and sorted(task.grids["ab2"]) == [2, 3]
     times = task.times(Sampler("ab2", 3, grid="learned"))
@@ -43,16 +43,17 @@ def test_a_grid_is_learned_kept_and_found_by_name(copied, capsys):
     assert "it has ab2: 2, 3; ddim: 2" in capsys.readouterr().err and not (copied / "t").exists()
 
 
+@pytest.mark.slow
 def test_learned_is_never_worse_than_the_fixed_grids_where_it_was_fitted(tiny_run, tiny_store):
     task, config = load_task(find(tiny_run))
     data = TrajectoryData(str(tiny_store), WindowSpec(**config["data"]["init_args"]["windows"]), eval_batch_size=2)
     batches = list(data.eval_batches("val", 4))
-    (found,) = tune(task, batches, "dpmpp_2m", [3], k=2, budget=30)
+    (found,) = tune(task, batches, "dpmpp_2m", [3], k=2, budget=10)
     assert found.error["learned"] <= min(found.error[name] for name in ("uniform", "logsnr", "karras"))
     assert set(found.error_unseen) == set(found.error) and all(v > 0 for v in found.error_unseen.values())
     # the sampler's own settings do not leak into the search
     task.sampler = replace(task.sampler, energy_iterations=3, temperature=1.0)
-    (again,) = tune(task, batches, "dpmpp_2m", [3], k=2, budget=30)
+    (again,) = tune(task, batches, "dpmpp_2m", [3], k=2, budget=10)
     assert again.times == found.times
 
 

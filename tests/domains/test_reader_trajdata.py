@@ -241,6 +241,7 @@ def test_gaps_that_trajdata_refuses_point_to_the_text_reader(tmp_path: Path) -> 
         list(TrajdataReader("eupeds_zara1", tmp_path))
 
 
+@pytest.mark.slow
 @needs_trajdata
 @needs_data
 def test_a_fold_through_trajdata_equals_the_text_files() -> None:

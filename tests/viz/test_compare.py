@@ -45,6 +45,7 @@ def test_other_agents_or_horizons_are_refused(make_view: Callable[..., SceneView
             replace(view, compare=other)
 
 
+@pytest.mark.slow
 def test_toggle_keeps_future_time_and_frame(make_view: Callable[..., SceneView], tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     write_page([both(make_view, tmp_path)], out, PageText())

@@ -315,6 +315,7 @@ def test_one_agent_without_map_truth_or_scores(browser: Browser, folder: Path) -
     assert page.get_attribute("body", "class") == "single" and lit(page) == ["veh_0"] and browser[1] == []
 
 
+@pytest.mark.slow
 def test_a_crowd_of_256(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "crowd.html")
     assert len(lit(page)) == 256 and browser[1] == []
