@@ -99,6 +99,9 @@ def make_view(window: Window, batch: SceneBatch) -> SceneView:
         origin=(float(origin[0]), float(origin[1])),
         focal=int(batch.focal[0]),
     )
+    record = view.scores.pop("record_log_prob", None)  # of the window, not of a sample: shown on the row of the truth
+    if record is not None and np.isfinite(record[0]):
+        view.truth_scores["log_prob"] = float(record[0])
     view.scores = {name: v for name, v in view.scores.items() if name != "log_prob" or np.isfinite(v).any()}
     if left := int(batch.left_out[0]):
         view.notes.append(
@@ -121,7 +124,7 @@ def _add_events(view: SceneView, batch: SceneBatch) -> None:
     if view.truth is not None:
         view.truth_events = find_events(batch.fut.numpy(), batch, batch.fut_valid)[0][0]
         own = energies(batch.fut[:, None], batch, batch.fut_valid)
-        view.truth_scores = {name: float(v[0, 0]) for name, v in own.items() if name in view.scores}
+        view.truth_scores |= {name: float(v[0, 0]) for name, v in own.items() if name in view.scores}
 
 
 def _place(told: dict[str, Any], samples: Path, asked: Path | str | None) -> Path | None:

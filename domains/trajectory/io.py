@@ -2,9 +2,11 @@
 
 samples.parquet  one row per (scene_id, t0, sample, agent_id): x, y list<float64> (metres, world frame), heading
 list<float32> (radians), dt float64 (seconds). The rows of one (scene_id, t0) lie together, sample after sample.
-scores.parquet   one row per (scene_id, t0, sample): log_prob float64 or null, probability float64 (sums to one per
-(scene_id, t0)), cluster int32, then one float64 column per energy (NaN = unknown), where wishes were given satisfied_KIND:
-1 or 0, NaN = not asked there. run.json         how the samples were made and from which store (RUN_KEYS).
+scores.parquet   one row per (scene_id, t0, sample): log_prob float64 or null (nats per metre on the codec's range),
+probability float64 (sums to one per (scene_id, t0)), cluster int32, then one float64 column per energy (NaN = unknown);
+with likelihood=true record_log_prob (of the recorded future, the same in all rows of a window, NaN = not recorded whole);
+where wishes were given satisfied_KIND: 1 or 0, NaN = not asked there.
+run.json         how the samples were made and from which store (RUN_KEYS).
 
 This module needs numpy and pyarrow only, so that readers of sample files need no torch.
 """

@@ -17,7 +17,7 @@ from seqdiff.domains.trajectory.scene import MapElement, RoadMap, Scene, Track
 from seqdiff.domains.trajectory.store import Store, StoreWriter
 from seqdiff.domains.trajectory.windows import WindowDataset, WindowSpec
 from seqdiff.viz.events import runs
-from seqdiff.viz.load import Source
+from seqdiff.viz.load import Source, make_view
 from seqdiff.viz.review import review, review_report
 from seqdiff.viz.scene_view import Event
 
@@ -84,6 +84,16 @@ def test_marks_say_who_where_and_when(folder: Path) -> None:
     # corners at y = 1 + 0.5 s: the road's edge at 5 is still road, outside from step 9 on
     assert view.events[2] == [Event("off_road", rear, -1, 9, 20)]
     assert view.scores["collision"].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_the_records_density_is_on_the_row_of_the_truth_and_no_energy(folder: Path) -> None:
+    source = Source(folder / "samples")
+    (window,) = [w for w in source.samples.windows() if w.scene_id == "good"]
+    scores = dict(window.scores) | {"log_prob": np.array([1.0, 2.0, 3.0]), "record_log_prob": np.full(K, -4.5)}
+    view = make_view(window._replace(scores=scores), source.batch(window))
+    assert "record_log_prob" not in view.scores and view.truth_scores == {"log_prob": -4.5}
+    unknown = window._replace(scores=scores | {"record_log_prob": np.full(K, np.nan)})
+    assert make_view(unknown, source.batch(window)).truth_scores == {}
 
 
 def test_view_holds_truth_past_map_and_signals(folder: Path) -> None:
