@@ -358,7 +358,8 @@ class Task(L.LightningModule):
             constraints is not None
         ):  # which future it is to be is decided near noise already, and the others are to follow
             wishes = self.adapter.energy(batch, constraints)
-            out.append(EnergyDescent(wishes, 24, max_step=1.0, below=1.0, through_net=True))
+            out.append(EnergyDescent(wishes, 12, max_step=1.0, below=1.0, through_net=True))
+            out.append(EnergyDescent(wishes, 40, max_step=1.0, below=1.0))  # what is left, each agent by itself
             energy = energy and weighted([energy, wishes], [1.0, 1.0])
         if energy is not None:
             # the last evaluation is always guided, however few steps there are
