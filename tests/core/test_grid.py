@@ -48,7 +48,7 @@ def test_learned_times_beat_the_best_fixed_grid(steps, factor):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, steps, factor", [
     *[("linear", n, f) for n, f in ((2, 1.0), (3, 1.02), (4, 1.4), (5, 1.8), (6, 1.7), (7, 1.7), (8, 1.8))],
-    *[("edm", n, 1.7) for n in range(2, 9)],
+    *[("edm", n, 1.4) for n in range(2, 9)],
 ])  # fmt: skip
 def test_learned_times_for_two_to_eight_steps(kind, steps, factor):
     assert gain(Path(kind), steps, 300) > factor
