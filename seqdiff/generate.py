@@ -79,14 +79,20 @@ def generate(
         done["constraints"] = met.report()
     if densities is not None:
         done["likelihood"] = densities.report()
-    if energy:
-        before, after = torch.cat(energy, 1)
-        done |= {
-            "energy_before": float(before.mean()),
-            "energy_after": float(after.mean()),
-            "energy_lowered_share": float((after < before)[before > 0].double().mean()) if (before > 0).any() else 1.0,
-        }
-    return done
+    return done | _energies(energy)
+
+
+def _energies(parts: list[torch.Tensor]) -> dict[str, float]:
+    """What energy guidance did. parts: 2 b k each, before and after."""
+    if not parts:
+        return {}
+    before, after = torch.cat(parts, 1)
+    had = before > 0
+    return {
+        "energy_before": float(before.mean()),
+        "energy_after": float(after.mean()),
+        "energy_lowered_share": float((after < before)[had].double().mean()) if had.any() else 1.0,
+    }
 
 
 def describe_run(task: Task, ckpt: Path, config: dict[str, Any], sampler: Sampler, k: int, seed: int) -> dict[str, Any]:

@@ -131,10 +131,8 @@ class EnergyDescent:
         below: only at times t <= below; near noise x0 is a blur of many futures.
         through_net: a sample moves along J^T grad E, J = dx0/dz, instead of along grad E: since J is Cov(x0 | z_t) up to a
             factor (Dhariwal & Nichol 2021; Song et al. 2023, pseudoinverse guidance), everything correlated with what
-            the wish is about
-            goes along, in the proportions of the law. Costs a backward pass through the net an iteration; a student's
-            jump to 0 is
-            guided without it.
+            the wish is about goes along, in the proportions of the law. Costs a backward pass through the net an
+            iteration; a student's jump to 0 is guided without it.
 
     After a run (b k each; None before):
         before: energy of the last guided step's x0, as the model gave it.

@@ -170,11 +170,6 @@ class Path:
         return self.target(x0, self.to_eps(x0, z, t), t, kind)
 
 
-def target(path: Path, x0: Tensor, eps: Tensor, t: Tensor, kind: Prediction) -> Tensor:
-    """What a net with this parametrisation is asked to predict: `Path.target`."""
-    return path.target(x0, eps, t, kind)
-
-
 def min_snr_weight(path: Path, t: Tensor, kind: Prediction, gamma: float = 5.0) -> Tensor:
     """Weight of the squared error of a prediction that makes it the x0-loss weighted by min(SNR, gamma), SNR = (alpha /
     sigma)^2 (Hang et al. 2023, min-SNR-gamma). Finite at both ends: no SNR of 0 or infinity is ever divided by.

@@ -29,8 +29,7 @@ def _normal(like: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
 class MeanFlow(Objective):
     """Mean flow in its improved form (Geng et al. 2025, "Mean Flows for One-step Generative Modeling" and "Improved Mean
     Flows"): the compound u + (t - s) sg[du/dt] is regressed on the conditional velocity, where du/dt is the total
-    derivative along
-    the net's own instantaneous velocity u(z, t, t). Linear path, prediction v.
+    derivative along the net's own instantaneous velocity u(z, t, t). Linear path, prediction v.
 
     Args:
         path, context_drop, known: see Objective.
@@ -110,22 +109,19 @@ class MeanFlow(Objective):
 class Distill(Objective):
     """Regression on a teacher's own trajectories (Luhman & Luhman 2021; jumps between any two of their points as in flow map
     matching, Boffi et al. 2024). The teacher is the model that training starts from (init=RUN): its net is kept in the
-    checkpoint, so
-    that a likelihood can still be asked of it, and the context encoder keeps its weights.
+    checkpoint, so that a likelihood can still be asked of it, and the context encoder keeps its weights.
 
     Args:
         path, prediction, known: see Objective; path and prediction are the teacher's.
         step, steps: the teacher's sampler. Its trajectories start from pure noise at `t_max`, so that the student meets
-        the inputs
-            that it will meet in use.
+            the inputs that it will meet in use.
         t_max: where sampling will start.
         draws: trajectories per item and step.
         pairs: jumps learned of each trajectory: the whole way from t_max to 0, and by turns one between two of its
-        points (in a third
-            of the cases of length 0, the teacher's velocity, so that the instantaneous field stays the teacher's).
+            points (in a third of the cases of length 0, the teacher's velocity, so that the instantaneous field stays
+            the teacher's).
         guidance: None, or (low, high): the teacher is guided with a weight drawn from that range for each item, which
-        the net takes as an
-            input ("guidance"), so that guided sampling costs one pass (Meng et al. 2023).
+            the net takes as an input ("guidance"), so that guided sampling costs one pass (Meng et al. 2023).
     """
 
     few_step = True
@@ -235,21 +231,19 @@ class BestOfK(Objective):
 
         energy x energy score + best x error of the best of k + instant x flow matching.
 
-    The energy score (Gneiting & Raftery 2007, equation 22) is strictly proper: its minimum over laws is the true one,
-    which keeps
-    the diversity that the best of k alone would give up for coverage. Errors are Euclidean over the channels of a token, in
-    data units where `cond.scale` is known.
+    The energy score (Gneiting & Raftery 2007) is strictly proper: its minimum over laws is the true one, which keeps the
+    diversity that the best of k alone would give up for coverage. Distances are Euclidean, in data units where
+    `cond.scale` is known.
 
     Args:
         path, prediction, context_drop, known: see Objective.
         k: end points of each item.
         joint: True: half of the energy score is that of the item as a whole, with one distance over all its tokens,
-        which alone sees
-            what goes with what; the other half is the tokens' mean, better conditioned where there are many. One end
-            point has to be
-            the best for the whole item. False: every token by itself: better marginal coverage, wrong combinations.
+            which alone sees what goes with what; the other half is the tokens' mean, better conditioned where there are
+            many. One end point has to be the best for the whole item. False: every token by itself: better marginal
+            coverage, wrong combinations.
         starts: 0 = drawn noise; m > 0 = m learned starts with learned masses, the same for every token of an item, at
-        most m samples.
+            most m samples.
         best, energy, instant: weights of the three terms.
         t_max: where sampling will start.
     """

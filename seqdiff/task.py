@@ -17,7 +17,7 @@ from seqdiff import checkpoint
 from seqdiff.dit import DiT
 from seqdiff.edit import Sampling
 from seqdiff.guidance import ClassifierFree, EnergyDescent, Infill, weighted
-from seqdiff.noise import NOISE
+from seqdiff.noise import find_noise
 from seqdiff.objectives import Objective
 from seqdiff.path import Grid, Path, check_times, time_grid
 from seqdiff.steps import find_step
@@ -62,8 +62,7 @@ class Sampler:
         time_grid(Path(), self.steps, "uniform" if self.grid == "learned" else self.grid, self.shift, self.t_max)
         if self.times is not None and (len(check_times(self.times)) != self.steps + 1 or self.times[-1] != 0):
             raise ValueError(f"times are {self.times}; expected steps + 1 = {self.steps + 1} of them, the last one 0")
-        if self.noise not in NOISE:
-            raise ValueError(f"unknown noise {self.noise!r}; one of {', '.join(NOISE)}")
+        find_noise(self.noise)
         if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}; expected 0 (identical samples) or more")
 
@@ -301,7 +300,7 @@ class Task(L.LightningModule):
         if known is not None and "known" in inputs:
             cond = replace(cond, known=known[0], known_mask=known[1].expand(known[0].shape))
         all_guides: list[Guide] = []
-        if c.guidance != 1 and "guidance" in inputs:
+        if c.guidance != 1 and self._takes_weight(c):
             cond = replace(cond, guidance=torch.full((len(cond.ctx),), c.guidance, device=self.device))
         elif c.guidance != 1:
             all_guides.append(self._classifier_free(cond, c))
@@ -336,9 +335,31 @@ class Task(L.LightningModule):
         if self.objective.learned_starts:
             start = self.objective.starts(shape, seeds, c.temperature)
         else:
-            start = NOISE[c.noise](shape, seeds, c.temperature)
+            start = find_noise(c.noise)(shape, seeds, c.temperature)
         scale = self.objective.path.start_scale(self.times(c)[0])
         return Draw(start.z.to(self.device) * scale, start.log_weight.to(self.device))
+
+    def _takes_weight(self, c: Sampler) -> bool:
+        """Whether the guidance weight is an input that the net was trained with.
+
+        Raises:
+            ValueError: it is, but asked for what such a net cannot do.
+        """
+        taught = getattr(self.objective, "guidance", None)
+        if taught is None or "guidance" not in getattr(self.net, "inputs", ()):
+            return False
+        low, high = taught
+        if not low <= c.guidance <= high:
+            raise ValueError(
+                f"sampler.guidance is {c.guidance:g}, but this net was taught weights from {low:g} to {high:g}: take one of "
+                "those, or distill again with another model.objective.init_args.guidance"
+            )
+        if c.guidance_interval != (0.0, 1.0) or c.guidance_rescale:
+            raise ValueError(
+                "guidance_interval and guidance_rescale act on a second pass, and this net takes the weight as an input: "
+                "leave them at [0, 1] and 0"
+            )
+        return True
 
     def _classifier_free(self, cond: Cond, c: Sampler) -> ClassifierFree:
         if self.objective.context_drop == 0:
@@ -354,9 +375,8 @@ class Task(L.LightningModule):
         """The wishes, which leave items that none is for as they are, then what guides every item near the end."""
         out: list[EnergyDescent] = []
         energy = self.adapter.energy(batch) if c.energy_iterations else None
-        if (
-            constraints is not None
-        ):  # which future it is to be is decided near noise already, and the others are to follow
+        if constraints is not None:
+            # which future it is to be is decided near noise already, and the others are to follow
             wishes = self.adapter.energy(batch, constraints)
             out.append(EnergyDescent(wishes, 12, max_step=1.0, below=1.0, through_net=True))
             out.append(EnergyDescent(wishes, 40, max_step=1.0, below=1.0))  # what is left, each agent by itself

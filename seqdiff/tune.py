@@ -13,12 +13,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from seqdiff import checkpoint
-from seqdiff.grid import learn_grid
-from seqdiff.path import Grid, time_grid
+from seqdiff.grid import fixed_grids, learn_grid
+from seqdiff.path import time_grid
 from seqdiff.steps import find_step
 from seqdiff.task import Sampler, Task
-
-FIXED: tuple[Grid, ...] = ("uniform", "logsnr", "karras")
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,17 @@ class Tuned:
 
 
 class EndPoints:
-    """End points of one batch from the same noise, for any times: b k n d in data units, padding 0."""
+    """End points of one batch from the same noise, for any step and times: b k n d in data units, padding 0."""
 
     def __init__(self, task: Task, batch: Any, sampler: Sampler, k: int, seed: int) -> None:
-        self.task, self.batch, self.k, self.seed = task, batch, k, seed
-        # what is learned is the solver's grid: guides are left out
-        self.sampler = replace(sampler, guidance=1.0, energy_iterations=0)
+        self.again, self.start = task.sampling(batch, k=k, seed=seed, sampler=sampler)
         with torch.no_grad():
             cond = task.adapter.context(batch)
         self.unit = cond.mask[..., None].double() * (1.0 if cond.scale is None else cond.scale[:, None].double())
 
-    def __call__(self, times: Sequence[float]) -> Tensor:
-        sampler = replace(self.sampler, times=tuple(times), steps=len(times) - 1)
-        return self.task.draw(self.batch, k=self.k, seed=self.seed, sampler=sampler).z.double() * self.unit
+    def __call__(self, times: Sequence[float], step: str | None = None) -> Tensor:
+        again = replace(self.again, times=times, step=find_step(step).step if step else self.again.step)
+        return again.run(self.start).z.double() * self.unit
 
 
 def tune(
@@ -68,15 +64,16 @@ def tune(
         raise ValueError(
             f"got {len(batches)} batches; one to fit on and one to check on are needed: lower the batch size"
         )
-    sampler = replace(task.sampler, step=step, grid="uniform", times=None)
+    # what is learned is the solver's grid: guides are left out
+    sampler = replace(task.sampler, step=step, grid="uniform", times=None, guidance=1.0, energy_iterations=0)
     runs = [EndPoints(task, batch, sampler, k, seed + i) for i, batch in enumerate(batches[:2])]
     path, t_max = task.objective.path, sampler.t_max
     fine = time_grid(path, 64, "uniform", sampler.shift, t_max)
-    references = [replace_step(run, "heun")(fine) for run in runs]
+    references = [run(fine, "heun") for run in runs]
     out = []
     with tqdm(steps, desc="learning grids", unit="grid") as bar:
         for n in bar:
-            grids: dict[str, list[float]] = {kind: time_grid(path, n, kind, t_max=fine[0]) for kind in FIXED}
+            grids = fixed_grids(path, n, fine[0])
             grids["as set"] = time_grid(path, n, "uniform", sampler.shift, t_max)
             learned = learn_grid(runs[0], references[0], n, path=path, t_max=fine[0], budget=budget, progress=False)
             grids["learned"] = learned
@@ -88,16 +85,11 @@ def tune(
     return out
 
 
-def replace_step(run: EndPoints, step: str) -> EndPoints:
-    """The same end points by another step."""
-    return EndPoints(run.task, run.batch, replace(run.sampler, step=step), run.k, run.seed)
-
-
 def save(path: Path, step: str, found: Sequence[Tuned]) -> None:
     """Write the grids into the checkpoint, beside those of other steps and numbers of steps; whole or not at all."""
     content = checkpoint.read(path)
     grids = content[checkpoint.KEY].setdefault("grids", {})
     grids.setdefault(step, {}).update({t.steps: [float(x) for x in t.times] for t in found})
-    beside = path.with_name("." + path.name)
+    beside = path.with_suffix(".part")  # not found as a checkpoint if the write is cut off
     torch.save(content, beside)
     os.replace(beside, path)

@@ -103,6 +103,22 @@ def test_guidance_as_an_input_costs_one_pass(students, tiny_store):
     assert not torch.equal(guided, task.draw(batch, k=2, seed=0, sampler=replace(task.sampler, steps=2)).z)
 
 
+def test_a_guidance_weight_that_the_net_was_not_taught_is_refused(students, tiny_store):
+    task, config = load_task(find(students["distill"]))
+    batch = batch_of(config, tiny_store)
+    for changed, text in [
+        ({"guidance": 5.0}, "taught weights from 1 to 3"),
+        ({"guidance": 2.0, "guidance_interval": (0.2, 0.8)}, "second pass"),
+        ({"guidance": 2.0, "guidance_rescale": 0.5}, "second pass"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            task.draw(batch, k=2, seed=0, sampler=replace(task.sampler, **changed))
+    # the input alone is not enough: nothing taught this one's net what a weight means
+    other, _ = load_task(find(students["mean_flow"]))
+    with pytest.raises(ValueError, match="never saw a dropped context"):
+        other.draw(batch, k=2, seed=0, sampler=replace(other.sampler, guidance=2.0))
+
+
 def test_jumps_of_a_model_that_has_none_are_refused(tiny_run, tiny_store):
     task, config = load_task(find(tiny_run))
     with pytest.raises(ValueError, match=r"FlowMatching trains no jumps.*objective=mean_flow"):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from seqdiff.path import Path, check_times, min_snr_weight, target, time_grid
+from seqdiff.path import Path, check_times, min_snr_weight, time_grid
 
 F64 = torch.float64
 KINDS = ["linear", "cosine", "edm"]
@@ -20,7 +20,7 @@ def test_every_prediction_gives_x0_back(kind, prediction):
     for t in (1e-3, 0.3, 0.9, 0.999):
         z = path.mix(x0, eps, t)
         for time in (t, torch.tensor(t, dtype=F64)):
-            out = target(path, x0, eps, torch.tensor(t, dtype=F64), prediction)
+            out = path.target(x0, eps, torch.tensor(t, dtype=F64), prediction)
             torch.testing.assert_close(path.to_x0(out, z, time, prediction), x0, rtol=0, atol=1e-9)
             torch.testing.assert_close(path.from_x0(x0, z, time, prediction), out, rtol=0, atol=1e-8)
         torch.testing.assert_close(path.to_eps(x0, z, t), eps, rtol=0, atol=1e-9)
